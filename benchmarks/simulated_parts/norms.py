@@ -125,7 +125,7 @@ def _program(together: Together, transfer: np.ndarray, inline: set[int]) -> Prog
     each = np.broadcast_to(transfer[1:, None, :], launch[1:].shape)
     return Program(
         marks=tuple(marks),
-        own=np.stack(own, axis=2),
+        own_ns=np.stack(own, axis=2),
         transfer=each,
         lag=np.zeros_like(each),
         members=((ranks,),) * launch.shape[2],

@@ -47,37 +47,37 @@ def sides(runs: Sequence[Member]) -> list[list[int]]:
     A run that shares a node with an earlier one, or whose nodes are not known, is no further allocation: it stands by
     itself.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for k, run in enumerate(runs):
-        for side in found:
+        for side in groups:
             others = [runs[number] for number in side]
-            if _settings(run) == _settings(others[0]) and all(_apart(run, one) for one in others):
+            if _settings(run) == _settings(others[0]) and all(_apart(run, member) for member in others):
                 side.append(k)
                 break
         else:
-            found.append([k])
-    return found
+            groups.append([k])
+    return groups
 
 
-def with_allocations(found: Comparison, base: Sequence[Member], other: Sequence[Member]) -> Comparison:
+def with_allocations(comparison: Comparison, base: Sequence[Member], other: Sequence[Member]) -> Comparison:
     """A comparison of the first run of each side, with its ratios those of all allocations of both.
 
     With fewer than LEAST of a side the ratios stay, and `allocations` says what they rest on. Costs and causes stay
     those of the first runs.
     """
     several = min(len(base), len(other)) >= LEAST
-    if not found.comparable or found.one_run or not (several or _on_other_nodes(base[0], other[0])):
-        return found
-    found = dataclasses.replace(
-        found,
+    if not comparison.comparable or comparison.one_run or not (several or _on_other_nodes(base[0], other[0])):
+        return comparison
+    comparison = dataclasses.replace(
+        comparison,
         allocations=Allocations(base=tuple(map(_allocation, base)), other=tuple(map(_allocation, other))),
     )
     if not several:
-        return found
+        return comparison
     return dataclasses.replace(
-        found,
-        points=tuple(_point(point, base, other, len(found.points)) for point in found.points),
-        cases=tuple(_case(case, base, other, len(found.cases)) for case in found.cases),
+        comparison,
+        points=tuple(_point(point, base, other, len(comparison.points)) for point in comparison.points),
+        cases=tuple(_case(case, base, other, len(comparison.cases)) for case in comparison.cases),
     )
 
 
@@ -159,19 +159,19 @@ def _settings(run: Member) -> dict[str, str]:
     return {key: value for key, value in settings_of(run.plan).items() if key not in _WHERE}
 
 
-def _apart(one: Member, other: Member) -> bool:
+def _apart(run: Member, other: Member) -> bool:
     """Whether two runs are known to have no node in common, by the nodes' names and their devices' own ids."""
-    known = one.nodes and other.nodes
-    shared = {*one.nodes, *one.devices} & {*other.nodes, *other.devices}
-    return bool(known) and not shared
+    located = run.nodes and other.nodes
+    shared = {*run.nodes, *run.devices} & {*other.nodes, *other.devices}
+    return bool(located) and not shared
 
 
 def _on_other_nodes(base: Member, other: Member) -> bool:
     """Whether two runs of different settings are known to have run on different nodes of a Slurm cluster."""
     by_slurm = "slurm" in (base.plan.spec.launcher, other.plan.spec.launcher)
-    known = base.nodes and other.nodes
+    located = base.nodes and other.nodes
     return (
-        bool(known)
+        bool(located)
         and by_slurm
         and set(base.nodes) != set(other.nodes)
         and _settings(base) != _settings(other)

@@ -45,14 +45,14 @@ def differing(
     facts = [_facts(environment) for environment in environments]
     if not all(facts):  # one is missing, so no difference is known
         facts = [{}, {}]
-    found = [*_unequal(*settings, of="settings"), *_unequal(*facts, of="environment")]
-    said = {item.key for item in found if item.of == "settings"}
-    return tuple(x for x in found if x.of == "settings" or x.key not in said)
+    differences = [*_unequal(*settings, kind="settings"), *_unequal(*facts, kind="environment")]
+    keys = {item.key for item in differences if item.of == "settings"}
+    return tuple(x for x in differences if x.of == "settings" or x.key not in keys)
 
 
 def telling(settings: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
     """The fewest settings that tell runs apart, the best known first; those that follow from others are left out."""
-    differ = [k for k in dict.fromkeys(k for one in settings for k in one) if _values(settings, [k]) > 1]
+    differ = [k for k in dict.fromkeys(k for run in settings for k in run) if _values(settings, [k]) > 1]
     differ.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
     kept: list[str] = []
     for key in differ:
@@ -63,7 +63,7 @@ def telling(settings: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
 
 def _values(settings: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
     """How many different runs these settings show."""
-    return len({tuple(one.get(key) for key in keys) for one in settings})
+    return len({tuple(run.get(key) for key in keys) for run in settings})
 
 
 def settings_of(plan: Plan) -> dict[str, str]:
@@ -93,11 +93,11 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unequal(base: dict[str, str], other: dict[str, str], *, of: str) -> Iterator[SettingDifference]:
+def _unequal(base: dict[str, str], other: dict[str, str], *, kind: str) -> Iterator[SettingDifference]:
     for key in dict.fromkeys([*base, *other]):
         a, b = base.get(key), other.get(key)
         if a != b:
-            yield SettingDifference(of=of, key=key, base=a, other=b)
+            yield SettingDifference(of=kind, key=key, base=a, other=b)
 
 
 Case = InferenceCase | TrainingCase
@@ -108,10 +108,10 @@ Prices = tuple[float | None, float | None]
 def compared(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseComparison, ...]:
     """Cases of both runs, measured in one of them at least."""
     pairs = [(a, b) for a, b in shared(base, other) if a.samples_per_s or b.samples_per_s]
-    found = []
+    comparisons = []
     for row, beside in pairs:
         ratio = ratio_of(beside.samples_per_s, row.samples_per_s)
-        found.append(
+        comparisons.append(
             CaseComparison(
                 world_size=row.world_size,
                 batch=row.batch,
@@ -120,12 +120,12 @@ def compared(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseCompa
                 ratio=ratio,
                 distinguishable=ratio is not None and among(ratio, len(pairs)).differs_from(1),
                 usd_per_million_samples=tuple(
-                    usd_per_million(one.samples_per_s, row.world_size, price)
-                    for one, price in zip((row, beside), prices, strict=True)
+                    usd_per_million(case.samples_per_s, row.world_size, price)
+                    for case, price in zip((row, beside), prices, strict=True)
                 ),
             )
         )
-    return tuple(found)
+    return tuple(comparisons)
 
 
 def shared(base: Analysis, other: Analysis) -> list[tuple[Case, Case]]:
@@ -162,19 +162,19 @@ def machines(environments: Mapping[int, Mapping[str, Any]]) -> tuple[MachineGrou
     alike: dict[tuple[Any, ...], list[int]] = {}
     for rank, facts in sorted(environments.items()):
         alike.setdefault(_machine(facts), []).append(rank)
-    found = []
+    groups = []
     for key, ranks in alike.items():
-        known = dict(zip((*_WORDS, *_NUMBERS), key, strict=True))
+        fields = dict(zip((*_WORDS, *_NUMBERS), key, strict=True))
         hosts = dict.fromkeys(str(environments[rank].get("hostname", "?")) for rank in ranks)
-        found.append(
+        groups.append(
             MachineGroup(
                 hosts=tuple(hosts),
                 ranks=tuple(ranks),
                 environment=_shared([environments[rank] for rank in ranks]),
-                **known,
+                **fields,
             )
         )
-    return tuple(found)
+    return tuple(groups)
 
 
 def _machine(facts: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -76,30 +76,30 @@ def split(base: Source, other: Source, ratio: Measured) -> Split:
 
 def _alone(source: Source) -> Floats:
     """Compute time of one rank alone in a step, ns, S."""
-    found: Floats = np.sum([source.alone[phase] for phase in COMPUTE], axis=0)
-    return found
+    total: Floats = np.sum([source.alone[phase] for phase in COMPUTE], axis=0)
+    return total
 
 
 def _gain(source: Source, change: Change) -> Measured:
     return predict(source, change)["gain"]
 
 
-def _between(there: Measured, back: Measured, also: float | None = 0.0) -> Measured:
-    """sqrt(there / back), `back` being the gain of the way back.
+def _between(forth: Measured, back: Measured, also: float | None = 0.0) -> Measured:
+    """sqrt(forth / back), `back` being the gain of the way back.
 
     Both rest on the same two runs, so their errors (of logarithms) are added and not taken in quadrature.
     """
-    spreads = (there.log_half_width, back.log_half_width)
-    known = [s for s in spreads if s is not None]
-    both = sum(known) / 2 if len(known) == len(spreads) else None
+    spreads = (forth.log_half_width, back.log_half_width)
+    given = [s for s in spreads if s is not None]
+    both = sum(given) / 2 if len(given) == len(spreads) else None
     return Measured.around_log(
-        math.sqrt(there.value / back.value), _quadrature([both, also]), min(there.n, back.n)
+        math.sqrt(forth.value / back.value), _quadrature([both, also]), min(forth.n, back.n)
     )
 
 
 def _quadrature(spreads: Sequence[float | None]) -> float | None:
-    known = [s for s in spreads if s is not None]
-    return math.hypot(*known) if len(known) == len(spreads) else None
+    given = [s for s in spreads if s is not None]
+    return math.hypot(*given) if len(given) == len(spreads) else None
 
 
 Gate = Literal["met", "not_met", "undecided", "unjudged", "unmeasured"]
@@ -132,12 +132,12 @@ def compare(
     both = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
     pairs = [(a, b) for a, b in both if a.step_ms or b.step_ms]
     plans = (base_plan, other_plan)
-    known = [
+    resolved = [
         p.spec.cost.usd_per_gpu_hour if given is None else given
         for p, given in zip(plans, prices, strict=True)
     ]
-    prices = (known[0], known[1])
-    found = Comparison(
+    prices = (resolved[0], resolved[1])
+    comparison = Comparison(
         schema=SCHEMA,
         base=base.run,
         other=other.run,
@@ -148,31 +148,31 @@ def compare(
         cases=compared(base, other, prices),
         settings=differing(plans, environments),
         contended=tuple(
-            f"{role}: {said}"
+            f"{role}: {note}"
             for role, run in (("base", base), ("other", other))
-            for said in run.quality.contended
+            for note in run.quality.contended
         ),
     )
-    return _of_one_run(found) if base == other and base_plan == other_plan else found
+    return _of_one_run(comparison) if base == other and base_plan == other_plan else comparison
 
 
-def _of_one_run(found: Comparison) -> Comparison:
+def _of_one_run(comparison: Comparison) -> Comparison:
     """A run beside itself: its ratios are 1 by definition, whatever its own intervals are."""
 
-    def one(ratio: Measured | None) -> Measured | None:
+    def unity(ratio: Measured | None) -> Measured | None:
         return ratio and Measured(1.0, 1.0, 1.0, ratio.n)
 
     points = tuple(
         dataclasses.replace(
             p,
-            ratio=one(p.ratio),
-            control=one(p.control),
+            ratio=unity(p.ratio),
+            control=unity(p.control),
             causes={},
         )
-        for p in found.points
+        for p in comparison.points
     )
-    cases = tuple(dataclasses.replace(case, ratio=one(case.ratio)) for case in found.cases)
-    return dataclasses.replace(found, points=points, cases=cases, one_run=True)
+    cases = tuple(dataclasses.replace(case, ratio=unity(case.ratio)) for case in comparison.cases)
+    return dataclasses.replace(comparison, points=points, cases=cases, one_run=True)
 
 
 def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> tuple[str, ...]:
@@ -228,14 +228,14 @@ def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
     """
     ratios = [(p.ratio, drift(p.control)) for c in comparisons for p in c.points]
     ratios += [(case.ratio, 0.0) for c in comparisons for case in c.cases]
-    known = [ratio.widened(moved) for ratio, moved in ratios if ratio is not None]
-    if any(ratio.surely_below(bar) for ratio in known):
+    measured = [ratio.widened(moved) for ratio, moved in ratios if ratio is not None]
+    if any(ratio.surely_below(bar) for ratio in measured):
         return "not_met"
-    if len(known) < len(ratios):
+    if len(measured) < len(ratios):
         return "unmeasured"
-    if not known or any(ratio.interval is None for ratio in known):
+    if not measured or any(ratio.interval is None for ratio in measured):
         return "unjudged"
-    return "met" if all(ratio.tells and ratio.least >= bar for ratio in known) else "undecided"
+    return "met" if all(ratio.tells and ratio.least >= bar for ratio in measured) else "undecided"
 
 
 def alone(spec: Spec) -> tuple[object, ...]:

@@ -51,10 +51,10 @@ def sweep(runs: Sequence[Member]) -> Sweep:
     """All runs as one table, which row is best, and which ranks are slower than one."""
     settings = [settings_of(run.plan) for run in runs]
     keys = telling(settings)
-    chosen = [{key: one.get(key, UNSET) for key in keys} for one in settings]
+    chosen = [{key: options.get(key, UNSET) for key in keys} for options in settings]
     if _same_on_other_nodes(runs, chosen):
         keys = (*keys, NODES)
-        chosen = [{**one, NODES: hostlist(run.nodes)} for one, run in zip(chosen, runs, strict=True)]
+        chosen = [{**options, NODES: hostlist(run.nodes)} for options, run in zip(chosen, runs, strict=True)]
     names = _names(chosen, [run.analysis.run.id for run in runs])
     rows = [row for k, run in enumerate(runs) for row in _rows(k, run, chosen[k])]
     more = [key for key in dict.fromkeys(k for row in rows for k in row.settings) if key not in keys]
@@ -68,9 +68,9 @@ def sweep(runs: Sequence[Member]) -> Sweep:
         rows=tuple(rows),
         best=tuple(_best(runs, rows)),
         contended=tuple(
-            f"{name}: {said}"
+            f"{name}: {note}"
             for name, run in zip(names, runs, strict=True)
-            for said in run.analysis.quality.contended
+            for note in run.analysis.quality.contended
         ),
     )
 
@@ -92,13 +92,13 @@ def alike(runs: Sequence[Member]) -> list[list[int]]:
 def _same_on_other_nodes(runs: Sequence[Member], chosen: Sequence[Mapping[str, str]]) -> bool:
     """Whether some runs of the same settings ran on different nodes."""
     alike: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for run, one in zip(runs, chosen, strict=True):
-        alike.setdefault(tuple(one.values()), set()).add(run.nodes)
+    for run, options in zip(runs, chosen, strict=True):
+        alike.setdefault(tuple(options.values()), set()).add(run.nodes)
     return any(len(nodes) > 1 for nodes in alike.values())
 
 
 def _names(settings: Sequence[Mapping[str, str]], ids: Sequence[str]) -> tuple[str, ...]:
-    names = [_name(one) for one in settings]
+    names = [_name(options) for options in settings]
     return tuple(
         f"{name} {id_}".strip() if names.count(name) > 1 else name
         for name, id_ in zip(names, ids, strict=True)
@@ -111,10 +111,10 @@ def _name(settings: Mapping[str, str]) -> str:
 
 def _rows(number: int, run: Member, settings: Mapping[str, str]) -> Iterator[SweepRow]:
     spec = run.plan.spec
-    one = at(1, run.analysis.points)
+    base = at(1, run.analysis.points)
     for point in run.analysis.points:
         several = point.world_size > 1 == point.base_world_size
-        faster = ratio_of(point.samples_per_s, one.samples_per_s) if one else point.speedup
+        faster = ratio_of(point.samples_per_s, base.samples_per_s) if base else point.speedup
         named = _cause(point, run.analysis.verdicts)
         yield SweepRow(
             run=number,
@@ -134,12 +134,12 @@ def _rows(number: int, run: Member, settings: Mapping[str, str]) -> Iterator[Swe
 
 
 def _case_row(number: int, case: Case, settings: Mapping[str, str]) -> SweepRow:
-    own = {name: str(value).lower() for name, value in setting_of(case).items()}
+    of_case = {name: str(value).lower() for name, value in setting_of(case).items()}
     n = case.world_size
     return SweepRow(
         run=number,
         world_size=n,
-        settings={**own, **settings, BATCH: str(case.batch)},
+        settings={**of_case, **settings, BATCH: str(case.batch)},
         batch=case.batch,
         status=case.status,
         samples_per_s=case.samples_per_s,
@@ -163,10 +163,10 @@ def _best(runs: Sequence[Member], rows: Sequence[SweepRow]) -> Iterator[SweepBes
     for members in kinds.values():
         if len(members) < 2:
             continue
-        found = max(members, key=lambda k: _rate(rows[k]).value)
-        others = [k for k in members if k != found]
+        best = max(members, key=lambda k: _rate(rows[k]).value)
+        others = [k for k in members if k != best]
         yield SweepBest(
-            row=found, rivals=tuple(k for k in others if not _below(runs, rows[k], rows[found], len(others)))
+            row=best, rivals=tuple(k for k in others if not _below(runs, rows[k], rows[best], len(others)))
         )
 
 
@@ -183,18 +183,18 @@ def _kind(run: Member) -> Hashable:
 
 def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow, rows: int) -> bool:
     """Whether one of `rows` rows surely has the lower throughput, by more than the machine may have drifted."""
-    one, other = runs[row.run], runs[best.run]
+    run, other = runs[row.run], runs[best.run]
     by = 0.0
-    if row.run != best.run and one.machine is not None and one.machine == other.machine:
-        by = _moved(one, row.world_size, other, best.world_size)
+    if row.run != best.run and run.machine is not None and run.machine == other.machine:
+        by = _moved(run, row.world_size, other, best.world_size)
     ratio = _rate(row) / _rate(best)
     return among(ratio, rows).widened(by).surely_below(1.0)
 
 
-def _moved(one: Member, size: int, other: Member, other_size: int) -> float:
+def _moved(run: Member, size: int, other: Member, other_size: int) -> float:
     """How much a rank's step alone changed between two runs in which it is the same; 0 where that is not known."""
-    a, b = at(size, one.analysis.points), at(other_size, other.analysis.points)
-    same = _step_alone(one.plan.spec, size) == _step_alone(other.plan.spec, other_size)
+    a, b = at(size, run.analysis.points), at(other_size, other.analysis.points)
+    same = _step_alone(run.plan.spec, size) == _step_alone(other.plan.spec, other_size)
     return drift(ratio_of(a.arms_ms.bare_one, b.arms_ms.bare_one)) if a and b and same else 0.0
 
 

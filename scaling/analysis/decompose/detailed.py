@@ -245,7 +245,7 @@ def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iter
             barriers=tuple(barriers),
             channel=stamps.channel.among(reduced),
         )
-        yield Cycle(key=key, replay=replay, of=count, **shared)
+        yield Cycle(key=key, replay=replay, per_step=count, **shared)
 
 
 def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
@@ -269,8 +269,8 @@ def detailed_blocks(
 ) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays, by (launch, round).
 
-    Those of a large run are read a few rounds at a time. `step_rows`, `buckets`: of world size `n`. `channel`: how the back
-    end serves collectives on these communicators. `host_ns`: how long the host takes to bring one to an idle device.
+    Those of a large run are read a few rounds at a time. `step_rows`, `buckets`: of world size `n`. `channel`: how the
+    back end serves these communicators. `host_ns`: how long the host takes to bring a collective to an idle device.
     """
     probed = blocks.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("rank") == 0))
     micro_steps = in_memory(probed.select("launch", "block", "accumulation"))

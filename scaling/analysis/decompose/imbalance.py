@@ -250,7 +250,7 @@ def _per_token(rounds: Rounds) -> Measured | None:
 def _evened(cycle: Cycle, tokens: TokenRows, per_token_ns: float) -> Cycle:
     """The first step of a block has none before it, so there are cycles of the others."""
     steps, computed = tokens.detailed.get(cycle.key), cycle.replay.computed()
-    more = _more(computed, None if steps is None else steps[1:] / cycle.of, per_token_ns)
+    more = _more(computed, None if steps is None else steps[1:] / cycle.per_step, per_token_ns)
     stretch = np.maximum(1 - more / np.maximum(computed, 1.0), 0.0)
     return dataclasses.replace(cycle, replay=cycle.replay.stretched(stretch))
 

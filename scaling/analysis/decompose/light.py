@@ -52,7 +52,7 @@ _SHARED = {
 class Light:
     """The steps of one trial that all ranks recorded, by (launch, round)."""
 
-    own: Mapping[Key, Floats]
+    own_ns: Mapping[Key, Floats]
     """S x R."""
     waited: Mapping[Key, Floats]
     """R: mean over the steps."""
@@ -65,7 +65,7 @@ class Light:
 
     def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
         """These steps with other own times."""
-        return dataclasses.replace(self, own={key: change(key, own) for key, own in self.own.items()})
+        return dataclasses.replace(self, own_ns={key: change(key, ns) for key, ns in self.own_ns.items()})
 
 
 def read_light(steps: Frame, n: int, *, shared: bool = False) -> Light | None:
@@ -96,7 +96,7 @@ def read_light(steps: Frame, n: int, *, shared: bool = False) -> Light | None:
     if not any(each.any() for blocks in waited.values() for each in blocks):
         return None
     return Light(
-        own={key: np.concatenate(blocks) for key, blocks in own_ns.items()},
+        own_ns={key: np.concatenate(blocks) for key, blocks in own_ns.items()},
         waited={key: np.concatenate(blocks).mean(axis=0) for key, blocks in waited.items()},
         alike={key: float(np.concatenate(blocks).mean()) for key, blocks in alike.items()},
     )

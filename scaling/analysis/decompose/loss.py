@@ -74,7 +74,7 @@ Link = Callable[[Means], AlphaBeta]
 def share_of_wait(m: Means, exposed: Floats, steps: str = "detailed") -> Floats:
     """A wait in the detailed steps, ns, as a share of the step.
 
-    `steps`: the steps that it is a mean over; `replayed` are those but the first of each block, which has none before it.
+    `steps`: those that it is a mean over; `replayed` leaves out the first of each block, which has none before it.
     """
     # The detailed probe's own cost stretches backward, which hides more communication than in a normal step. Only the
     # shares of the wait are taken from it; the wait itself is the light probe's.

@@ -127,8 +127,8 @@ class Cycle:
     step: Floats  # S x R, likewise: how long the replayed steps took
     waited: Floats  # S x R, likewise: what they waited for communication
     moving: Floats  # S x R, likewise: what of that while data moved
-    of: int = 1
-    """Cycles of a step."""
+    per_step: int = 1
+    """Cycles of one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ class TrialRecords:
         """A value of the ranks' own times, S x R in ns, one a round: of light steps, else of the detailed ones."""
         if self.light is None:
             return self.of_cycles(lambda cycle: value(cycle.replay.computed()))
-        return self.per_round({key: value(steps) for key, steps in self.light.own.items()})
+        return self.per_round({key: value(steps) for key, steps in self.light.own_ns.items()})
 
     def of_cycles(self, value: Callable[[Cycle], float]) -> Floats:
         """A value of every cycle, summed over a block's micro-steps; one a round."""

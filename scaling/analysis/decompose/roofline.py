@@ -84,7 +84,7 @@ def roofline(
     bound = most if known_ms[most] > EXPLAINS * step_ms.value else "none"
     allowed, beside = _least(ceilings, work, peak.best, transfer), (alone_ms, least["input"], waits_ms)
     where = step_time(kernels, allowed, step_ms, *beside, on_host=on_host) if kernels else None
-    limit = sentence(where, step_ms) if where and bound == "none" else _said(bound, step_ms, known_ms, idle)
+    limit = sentence(where, step_ms) if where and bound == "none" else _limit(bound, step_ms, known_ms, idle)
     achieved = 1e3 * work.flops / step_ms
     hfu = achieved * (1 / peak.best)
     mfu = hfu * (1 - work.recomputed_flops / work.flops)
@@ -174,7 +174,7 @@ def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[
     return tuple(sentences)
 
 
-def _said(bound: str, step_ms: Measured, least: Mapping[str, float], idle: float | None) -> str:
+def _limit(bound: str, step_ms: Measured, least: Mapping[str, float], idle: float | None) -> str:
     if bound == "launch" and idle is not None:
         return f"launch-bound: in {idle:.0%} of a step the device waits for the host to launch its kernels"
     most = max(least, key=lambda name: least[name])

@@ -119,7 +119,7 @@ def _program(stamps: UnitStamps) -> Program:
             resumed = went
     return Program(
         marks=marks,
-        own=own_ns,
+        own_ns=own_ns,
         transfer=stamps.transfer[1:],
         lag=lag,
         members=stamps.members,

@@ -93,7 +93,7 @@ def _fed_periods(records: TrialRecords, fed_ns: float) -> Floats:
     """Mean period of each round's steps if every batch had been ready; `fed_ns`: fetches of a step that do not wait."""
 
     def fed(cycle: Cycle) -> float:
-        waited = np.maximum(cycle.input - fed_ns / cycle.of, 0.0)
+        waited = np.maximum(cycle.input - fed_ns / cycle.per_step, 0.0)
         return float(cycle.replay.earlier(waited).period().mean())
 
     return records.of_cycles(fed)

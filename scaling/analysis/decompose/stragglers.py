@@ -137,7 +137,7 @@ def _whole_host(ranks: tuple[int, ...], hosts: Sequence[int]) -> int | None:
 def _own_times(records: TrialRecords) -> dict[Key, Floats]:
     """R by round: each rank's own time in a step, ns."""
     if records.light is not None:
-        return {key: steps.mean(axis=0) for key, steps in records.light.own.items()}
+        return {key: steps.mean(axis=0) for key, steps in records.light.own_ns.items()}
     by_round: dict[Key, Floats] = {}
     for cycle in records.cycles:
         by_round[cycle.key] = by_round.get(cycle.key, 0.0) + cycle.replay.computed().mean(axis=0)
@@ -190,7 +190,7 @@ def quantities(records: TrialRecords, evened: TrialRecords, typical: set[int]) -
     found = {LATEST: records.of_own_times(latest)}
     found[LATENESS] = found[LATEST] - evened.of_own_times(usual)
     if records.light is not None:
-        own = records.light.own.items()
+        own = records.light.own_ns.items()
         found[STEP] = records.per_round(
             {k: float((x.mean(axis=0) + records.light.waited[k]).mean()) for k, x in own}
         )

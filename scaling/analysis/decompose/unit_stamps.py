@@ -243,8 +243,8 @@ def simulated(
     `stretch`: by phase, R; `transfer`: K.
     """
     place = {turn: index for index, turn in enumerate(alone.names)}
-    ranks = program.own.shape[1]
-    own_ns = program.own.mean(axis=0)  # R x M; kept where one rank alone has no such mark
+    ranks = program.own_ns.shape[1]
+    own_ns = program.own_ns.mean(axis=0)  # R x M; kept where one rank alone has no such mark
     resumed = np.zeros(ranks)
     for index, mark in enumerate(program.marks):
         collective = sent[mark.collective]
@@ -258,7 +258,7 @@ def simulated(
             resumed = np.maximum(resumed, at)
     replay = dataclasses.replace(
         program,
-        own=own_ns[None],
+        own_ns=own_ns[None],
         transfer=program.of_groups(transfer),
         lag=np.zeros((1, ranks, len(transfer))),
         start=np.zeros((1, ranks)),

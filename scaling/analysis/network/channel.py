@@ -151,13 +151,13 @@ class Channel:
         """
         wire = () if wire_of is None else tuple(map(wire_of, communicator))
         fifo = is_fifo(backend)
-        known = fifo and clock_bound_ns is not None
+        bounded = fifo and clock_bound_ns is not None
         return cls(
             fifo=fifo,
             communicator=tuple(communicator),
             wire=wire,
             in_turn=tuple(in_turn),
-            clocks_ns=2 * (clock_bound_ns or 0) + STAMPS_NS if known else CLOCKS_NS,
+            clocks_ns=2 * (clock_bound_ns or 0) + STAMPS_NS if bounded else CLOCKS_NS,
         )
 
     def awaited(self, begin: Floats, end: Floats) -> Awaited:
@@ -182,11 +182,11 @@ class Channel:
 
     def before(self, finished: Floats) -> Floats:
         """... x K: when all are done that go before each on its communicator; -inf where none does."""
-        found = np.full_like(finished, -np.inf)
-        for of_one in _places(self.communicator, finished.shape[-1]):
-            places = [k for k in of_one if self.fifo or any(self.in_turn[k : k + 1])]
-            found[..., places[1:]] = np.maximum.accumulate(finished[..., places], axis=-1)[..., :-1]
-        return found
+        before = np.full_like(finished, -np.inf)
+        for line in _places(self.communicator, finished.shape[-1]):
+            places = [k for k in line if self.fifo or any(self.in_turn[k : k + 1])]
+            before[..., places[1:]] = np.maximum.accumulate(finished[..., places], axis=-1)[..., :-1]
+        return before
 
     def shares(self, begun: Floats, finished: Floats) -> Shares:
         """Divide the wires' time among the collectives; `begun` and `finished` are S x K."""
@@ -205,7 +205,7 @@ class Channel:
 
     def last_done(self, released: Floats, transfer: Floats) -> Floats:
         """S: when the last one is done; `released` and `transfer` are S x K."""
-        found = np.full(released.shape[:-1], -np.inf)
+        latest = np.full(released.shape[:-1], -np.inf)
         in_order = released.copy()
         for places in _places(self.communicator, released.shape[-1]):
             in_order[..., places] = np.maximum.accumulate(released[..., places], axis=-1)
@@ -215,8 +215,8 @@ class Channel:
                 order = np.argsort(at, axis=-1, kind="stable")
                 at, left = (np.take_along_axis(each, order, axis=-1) for each in (at, left))
             left = np.flip(np.cumsum(np.flip(left, axis=-1), axis=-1), axis=-1)
-            found = np.maximum(found, (at + left).max(axis=-1))
-        return found
+            latest = np.maximum(latest, (at + left).max(axis=-1))
+        return latest
 
 
 ONE = Channel()
@@ -295,8 +295,8 @@ class Flow:
         while np.isinf(self.done[..., k]).any():
             self._go_on(np.isinf(self.done[..., k]))
         self._going = [j for j in self._going if np.isinf(self.done[..., j]).any()]
-        found: Floats = self.done[..., k]
-        return found
+        ends: Floats = self.done[..., k]
+        return ends
 
     def _go_on(self, wanted: Bools) -> None:
         """Go on to the next change, where it is `wanted` (S x R)."""
@@ -325,8 +325,8 @@ class Flow:
 
     def _first(self, places: NDArray[np.int64], pending: Bools) -> Bools:
         """Which of them need not wait for another one of their communicator that is not done."""
-        found = np.ones_like(pending)
+        first = np.ones_like(pending)
         for communicator in set(self._communicator[places].tolist()):
-            of = (self._communicator[places] == communicator) & self._in_turn[places]
-            found[..., of] = np.cumsum(pending[..., of], axis=-1) == 1
-        return found
+            queued = (self._communicator[places] == communicator) & self._in_turn[places]
+            first[..., queued] = np.cumsum(pending[..., queued], axis=-1) == 1
+        return first

@@ -45,15 +45,15 @@ class Timed:
 def cliffs(points: Sequence[Timed], collective: str = "all_reduce") -> tuple[Cliff, ...]:
     """Every cliff between two sizes of a curve, `points` in order of size."""
     large = _thinned([p for p in points if p.bytes >= SMALL_BYTES])
-    found: list[Cliff] = []
+    candidates: list[Cliff] = []
     for k, before in enumerate(large):
         # In a dense sweep the change may lie inside one of the groups: look at the one behind it too.
         for after in large[k + 1 : k + 3] if _dense(points) else large[k + 1 : k + 2]:
             kind = _kind(before, after)
             if kind:
-                found.append(_cliff(kind, before, after, collective))
+                candidates.append(_cliff(kind, before, after, collective))
                 break
-    return _joined(_once(found), large, collective)
+    return _joined(_once(candidates), large, collective)
 
 
 def of_level(level: FabricLevel) -> tuple[Cliff, ...]:
@@ -76,13 +76,13 @@ def of_level(level: FabricLevel) -> tuple[Cliff, ...]:
 def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
     """A line for each cliff, with what to try."""
     return tuple(
-        f"at {level.world_size} ranks {said(cliff)}: {_advice(cliff, spec)}"
+        f"at {level.world_size} ranks {sentence(cliff)}: {_advice(cliff, spec)}"
         for level in fabric.levels
         for cliff in level.cliffs
     )
 
 
-def said(cliff: Cliff) -> str:
+def sentence(cliff: Cliff) -> str:
     """A cliff in words."""
     low, high = format_bytes(cliff.from_bytes), format_bytes(cliff.to_bytes)
     name = cliff.collective.replace("_", "-")
@@ -152,10 +152,10 @@ def _thinned(points: Sequence[Timed]) -> list[Timed]:
     ]
 
 
-def _once(found: Sequence[Cliff]) -> list[Cliff]:
+def _once(candidates: Sequence[Cliff]) -> list[Cliff]:
     """Falls that follow each other are one, and a change that was seen from two groups counts once."""
     kept: list[Cliff] = []
-    for cliff in found:
+    for cliff in candidates:
         last = kept[-1] if kept else None
         if last is not None and last.kind == cliff.kind and cliff.from_bytes <= last.to_bytes:
             if cliff.kind == "falls" and cliff.from_bytes == last.to_bytes:
@@ -174,12 +174,12 @@ def _once(found: Sequence[Cliff]) -> list[Cliff]:
     return kept
 
 
-def _joined(found: list[Cliff], points: Sequence[Timed], collective: str) -> tuple[Cliff, ...]:
+def _joined(distinct: list[Cliff], points: Sequence[Timed], collective: str) -> tuple[Cliff, ...]:
     """Alternating falls and jumps as one unsteady range."""
-    kinds = [cliff.kind for cliff in found]
-    if len(found) < ALTERNATING or len(set(kinds)) == 1:
-        return tuple(found)
-    low, high = found[0].from_bytes, found[-1].to_bytes
+    kinds = [cliff.kind for cliff in distinct]
+    if len(distinct) < ALTERNATING or len(set(kinds)) == 1:
+        return tuple(distinct)
+    low, high = distinct[0].from_bytes, distinct[-1].to_bytes
     inside = [p for p in points if low <= p.bytes <= high]
     factor = max(after.time / before.time for before, after in pairwise(inside))
     return (Cliff(collective=collective, kind="unsteady", from_bytes=low, to_bytes=high, factor=factor),)

@@ -57,8 +57,8 @@ class Points:
         s = np.log(size) - x[k]
         c = (3 * rise[:, k] - 2 * slope[:, k] - slope[:, k + 1]) / h[k]
         b = (slope[:, k] - 2 * rise[:, k] + slope[:, k + 1]) / h[k] ** 2
-        found: Floats = np.exp(y[:, k] + s * (slope[:, k] + s * (c + s * b)))
-        return found
+        times: Floats = np.exp(y[:, k] + s * (slope[:, k] + s * (c + s * b)))
+        return times
 
     def without(self, index: int) -> Points:
         sizes = self.sizes[:index] + self.sizes[index + 1 :]
@@ -66,9 +66,9 @@ class Points:
 
     def left_out_errors(self) -> Floats:
         """|T interpolated from the other points - T| / T of each point but the first and the last; of the estimate."""
-        there = Points(sizes=self.sizes, times=self.times[:1])
+        measured = Points(sizes=self.sizes, times=self.times[:1])
         inner = range(1, len(self.sizes) - 1)
-        guessed = [there.without(k).at(self.sizes[k])[0] for k in inner]
+        guessed = [measured.without(k).at(self.sizes[k])[0] for k in inner]
         times = self.times[0, 1:-1]
         return np.abs(np.array(guessed) - times) / times
 
@@ -135,8 +135,8 @@ def host_latency(fabric: Frame, world_size: int, collective: str = "all_reduce")
     Empty where many were never enqueued at once.
     """
     each = _each(fabric, world_size, collective)
-    one, many = (_by_round(each.filter(chosen)) for chosen in (pl.col("calls") == 1, pl.col("calls") > 1))
-    both = one.join(many, on=["launch", "round", "bytes"], suffix="_many")
+    single, many = (_by_round(each.filter(chosen)) for chosen in (pl.col("calls") == 1, pl.col("calls") > 1))
+    both = single.join(many, on=["launch", "round", "bytes"], suffix="_many")
     longer = (pl.col("time_ns") - pl.col("time_ns_many")).mean()
     return both.group_by("launch", "round").agg(time_ns=longer).sort("launch", "round")
 
@@ -215,28 +215,28 @@ def level(
     rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
     fitted = "all_reduce" in swept
     alpha = rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3) if fitted else None
-    found = FabricLevel(
+    group = FabricLevel(
         name="network" if across else "host",
         world_size=world_size,
         alpha_us=alpha and alpha.widened(clock_bound_ns / 1e3 / (2 * (world_size - 1))).not_below(0.0),
         busbw_gbit_s=rounds.ratio(lambda m: fit(m, sizes, world_size).busbw_gbit_s) if fitted else None,
         nominal_gbit_s=None if nominal is None else nominal / 1e9,
         curve=tuple(
-            _curve_point(collective, size, found, world_size, clock_bound_ns)
-            for collective, (found, of) in swept.items()
-            for size in of
+            _curve_point(collective, size, its_rounds, world_size, clock_bound_ns)
+            for collective, (its_rounds, its_sizes) in swept.items()
+            for size in its_sizes
         ),
         host_latency_us=None if host is None else _host_latency(host, plan, clock_bound_ns),
         fit_error=_fit_error(rounds.means(), sizes, world_size) if fitted else None,
     )
     # A shaper lets its burst through without delay, so the emulated links have a step that no library makes.
-    return found if plan.spec.topology.kind == "emulated" else replace(found, cliffs=cliffs.of_level(found))
+    return group if plan.spec.topology.kind == "emulated" else replace(group, cliffs=cliffs.of_level(group))
 
 
-def _host_latency(found: pl.DataFrame, plan: Plan, clock_bound_ns: int) -> Measured | None:
-    if found.is_empty():
+def _host_latency(host: pl.DataFrame, plan: Plan, clock_bound_ns: int) -> Measured | None:
+    if host.is_empty():
         return None
-    rounds = Rounds({"host": found["time_ns"].to_numpy()}, found["launch"].to_numpy(), seed=plan.spec.seed)
+    rounds = Rounds({"host": host["time_ns"].to_numpy()}, host["launch"].to_numpy(), seed=plan.spec.seed)
     longer = rounds.measure("host", scale=1e-3)
     return longer and longer.widened(clock_bound_ns / 1e3)
 
@@ -259,17 +259,17 @@ def _curve_point(
         clock_bound_ns / 1e3 / time_us.value
     )  # the clocks' error as a share of the time, and so of each rate
 
-    def known(number: Measured | None) -> Measured:
+    def widened(number: Measured | None) -> Measured:
         assert number is not None
         return number.widened(share * number.value)
 
     def bandwidth(scale: float) -> Measured:
-        return known(rounds.ratio(lambda m: size * 8 * scale / m[str(size)]))
+        return widened(rounds.ratio(lambda m: size * 8 * scale / m[str(size)]))
 
     return CurvePoint(
         collective=collective,
         bytes=size,
-        time_us=known(time_us),
+        time_us=widened(time_us),
         algbw_gbit_s=bandwidth(1.0),
         busbw_gbit_s=bandwidth(bus_factor(world_size, collective)),
     )

@@ -59,12 +59,12 @@ def read(logs: Iterable[Iterable[str]]) -> NcclLog | None:
     for lines in logs:
         ranks = 1
         for line in lines:
-            if found := _VERSION.search(line):
-                version = version or found[1]
-            elif found := _GROUP.search(line):
-                ranks = int(found[1]) if int(found[1]) > 1 else ranks
-            elif found := _VIA.search(line):
-                name = transport(found[1])
+            if match := _VERSION.search(line):
+                version = version or match[1]
+            elif match := _GROUP.search(line):
+                ranks = int(match[1]) if int(match[1]) > 1 else ranks
+            elif match := _VIA.search(line):
+                name = transport(match[1])
                 if "[receive]" in line:  # the sender logs the same channel, in its own way
                     receiving.setdefault(ranks, set()).add(name)
                 else:
@@ -73,12 +73,12 @@ def read(logs: Iterable[Iterable[str]]) -> NcclLog | None:
                         adding.setdefault(ranks, set()).add(SHARP)
             elif _NVLS.search(line):
                 adding.setdefault(ranks, set()).add(NVLS)
-            elif found := _CHOICE.search(line):
-                size, choice = int(found[2]), (found[1], found[3], found[4])
+            elif match := _CHOICE.search(line):
+                size, choice = int(match[2]), (match[1], match[3], match[4])
                 least, most = sizes.get(choice, (size, size))
                 sizes[choice] = min(size, least), max(size, most)
-            elif found := _WARNING.search(line):
-                warnings[found[1].strip()] = None
+            elif match := _WARNING.search(line):
+                warnings[match[1].strip()] = None
     groups = tuple(
         NcclGroup(
             world_size=n,
@@ -122,17 +122,17 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
     """A warning for each difference, and NCCL's own warnings; empty without NCCL's log."""
     if fabric.nccl is None:
         return ()
-    said = []
+    messages = []
     for group in fabric.nccl.groups:
         if "SHM" in group.transports and _nvlink(spec, group.world_size) and spec.env.get(NO_P2P, "0") == "0":
-            said.append(
+            messages.append(
                 f"at {group.world_size} ranks NCCL goes through host memory (SHM) between devices of one host, "
                 f"though topology={spec.topology.name} has NVLink between them: `scaling doctor` lists which devices "
                 "can reach each other"
             )
         if _SOCKET in group.transports and spec.topology.nics:
             cards = ", ".join(nic.name for nic in spec.topology.nics)
-            said.append(
+            messages.append(
                 f"at {group.world_size} ranks NCCL goes over TCP ({_SOCKET}) between hosts, though "
                 f"topology={spec.topology.name} has {cards}: check NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL's log"
             )
@@ -141,11 +141,11 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
         ]
         if plain:
             some = "some ranks receive" if any("GDRDMA" in t for t in group.receives) else "ranks receive"
-            said.append(
+            messages.append(
                 f"at {group.world_size} ranks {some} over the network without GPUDirect RDMA ({', '.join(plain)}): "
                 "load nvidia_peermem on every host, and look at NCCL_NET_GDR_LEVEL"
             )
-    return (*said, *(f"NCCL warned: {warning}" for warning in fabric.nccl.warnings))
+    return (*messages, *(f"NCCL warned: {warning}" for warning in fabric.nccl.warnings))
 
 
 def _nvlink(spec: Spec, world_size: int) -> bool:

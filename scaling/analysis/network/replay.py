@@ -149,8 +149,8 @@ class Replay:
         together = self.ready[:, ranks].mean(axis=1)
         compute = self.compute_end[:, ranks].mean(axis=1)
         last = self.channel.last_done(together, self.transfer)
-        held = sum((b.transfer[:, ranks].mean(axis=1) for b in self.barriers), np.zeros(len(compute)))
-        return np.maximum(last, compute) + held, np.maximum(last - compute, 0.0) + held
+        buffers_ns = sum((b.transfer[:, ranks].mean(axis=1) for b in self.barriers), np.zeros(len(compute)))
+        return np.maximum(last, compute) + buffers_ns, np.maximum(last - compute, 0.0) + buffers_ns
 
     def computed(self) -> Floats:
         """S x R: when each rank has computed all its gradients, in its own time."""
@@ -171,7 +171,7 @@ class Program:
 
     marks: tuple[Mark, ...]
     """In the order in which a rank comes to them."""
-    own: Floats
+    own_ns: Floats
     """S x R x M: from where the rank last went on to the mark."""
     transfer: Floats
     """S x R x K: what each collective takes alone; equal for the ranks of one communicator."""
@@ -192,14 +192,14 @@ class Program:
 
     def run(self) -> Floats:
         """S x R: when each rank went on for the last time."""
-        steps, ranks, _ = self.own.shape
+        steps, ranks, _ = self.own_ns.shape
         resumed: Floats = self.start.copy()
         flow = Flow(self.channel, (steps, ranks), self.transfer.shape[2])
         for place, mark in enumerate(self.marks):
             k, since = mark.collective, resumed
             if not mark.waits and k in self.behind:
                 since = _latest(flow.end(self.behind[k]), self.members[self.behind[k]])
-            at = since + self.own[:, :, place]
+            at = since + self.own_ns[:, :, place]
             if not mark.waits:
                 awaited = self.follows.get(k)
                 released = awaited.latest(at) if awaited else _latest(at, self.members[k])
@@ -221,10 +221,10 @@ class Program:
 
         They are those of all groups of a collective together.
         """
-        whole, ranks = self.own.mean(axis=0)[None], self.own.shape[1]
+        whole, ranks = self.own_ns.mean(axis=0)[None], self.own_ns.shape[1]
         replay = dataclasses.replace(
             self,
-            own=whole * stretch[None, :, None],
+            own_ns=whole * stretch[None, :, None],
             transfer=self.of_groups(transfer),
             lag=np.zeros((1, ranks, len(transfer))),
             start=np.zeros((1, ranks)),
@@ -235,9 +235,9 @@ class Program:
     def of_groups(self, transfer: Floats) -> Floats:
         """1 x R x K: what a group takes alone, from what all groups of each collective take together (K)."""
         each = np.array(
-            [time / self.beside.many(of) for time, of in zip(transfer, self.members, strict=True)]
+            [time / self.beside.many(groups) for time, groups in zip(transfer, self.members, strict=True)]
         )
-        return np.broadcast_to(each, (1, self.own.shape[1], len(each)))
+        return np.broadcast_to(each, (1, self.own_ns.shape[1], len(each)))
 
     def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks.
@@ -245,27 +245,28 @@ class Program:
         Such ranks come to each collective together, so all that the step takes beyond their own times is transfer: what
         they wait for data, and for ranks whose data came later. Not what they were woken late.
         """
-        own = np.broadcast_to(self.own[:, ranks].mean(axis=1, keepdims=True), self.own.shape)
-        alike = dataclasses.replace(self, own=own, transfer=self.beside.evened(self.transfer, self.members))
+        mean = np.broadcast_to(self.own_ns[:, ranks].mean(axis=1, keepdims=True), self.own_ns.shape)
+        even = self.beside.evened(self.transfer, self.members)
+        alike = dataclasses.replace(self, own_ns=mean, transfer=even)
         free = dataclasses.replace(alike.free(), lag=np.maximum(self.lag, 0.0))
         period = alike.period()
         return period, period - free.period()
 
     def without(self, late: Sequence[int]) -> Program:
         """Some ranks' own times replaced by the others' mean: the steps without their lateness."""
-        own, peers = self.own.copy(), np.setdiff1d(np.arange(self.own.shape[1]), late)
-        own[:, late] = own[:, peers].mean(axis=1, keepdims=True)
-        return dataclasses.replace(self, own=own)
+        own_ns, peers = self.own_ns.copy(), np.setdiff1d(np.arange(self.own_ns.shape[1]), late)
+        own_ns[:, late] = own_ns[:, peers].mean(axis=1, keepdims=True)
+        return dataclasses.replace(self, own_ns=own_ns)
 
     def earlier(self, by: Floats) -> Program:
         """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
-        own, first = self.own.copy(), next((i for i, mark in enumerate(self.marks) if mark.waits), None)
-        own[:, :, : None if first is None else first + 1] -= by[:, :, None]
-        return dataclasses.replace(self, own=own)
+        own_ns, first = self.own_ns.copy(), next((i for i, mark in enumerate(self.marks) if mark.waits), None)
+        own_ns[:, :, : None if first is None else first + 1] -= by[:, :, None]
+        return dataclasses.replace(self, own_ns=own_ns)
 
     def stretched(self, by: Floats) -> Program:
         """Every rank's own times so many times as long, S x R."""
-        return dataclasses.replace(self, own=self.own * by[:, :, None])
+        return dataclasses.replace(self, own_ns=self.own_ns * by[:, :, None])
 
     def free(self) -> Program:
         """The step if communication took no time."""
@@ -274,14 +275,14 @@ class Program:
     def computed(self) -> Floats:
         """S x R: a rank's own time of a step, all of it."""
         waits = [place for place, mark in enumerate(self.marks) if mark.waits]
-        result: Floats = self.own[:, :, waits].sum(axis=2)
+        result: Floats = self.own_ns[:, :, waits].sum(axis=2)
         return result
 
 
 def _latest(at: Floats, members: Members) -> Floats:
     """The times of the last member of each rank's communicator, S x R."""
-    found: Floats = at.copy()
+    latest: Floats = at.copy()
     for group in members:
         ranks = list(group)
-        found[:, ranks] = at[:, ranks].max(axis=1, keepdims=True)
-    return found
+        latest[:, ranks] = at[:, ranks].max(axis=1, keepdims=True)
+    return latest

@@ -85,7 +85,7 @@ class Beside:
 
     def shared(self, members: Members) -> Mapping[int, tuple[Group, ...]]:
         """By host the groups of a collective that leave it, where they are several."""
-        return {host: of for host, of in _leaving(self.hosts, members).items() if len(of) > 1}
+        return {host: groups for host, groups in _leaving(self.hosts, members).items() if len(groups) > 1}
 
     def many(self, members: Members) -> int:
         """The most groups of a collective that share a link."""
@@ -99,15 +99,15 @@ class Beside:
         `begun`, `finished`: S x R x K, equal for the ranks of a group. `transfer`: its part of what its rank sends.
         """
         alone, together = transfer.copy(), transfer.copy()
-        for k, of in enumerate(members):
-            for groups in set(self.shared(of).values()):
+        for k, all_groups in enumerate(members):
+            for groups in set(self.shared(all_groups).values()):
                 low, high = (np.stack([at[:, g[0], k] for g in groups], axis=1) for at in (begun, finished))
                 part = covered(low, high, low, high, equal_parts) / np.maximum(high - low, _SHORT_NS)
                 for group, mean in zip(groups, part.T, strict=True):
                     ranks = list(group)
                     alone[:, ranks, k] = np.minimum(alone[:, ranks, k], transfer[:, ranks, k] * mean[:, None])
         for host, sent in self._sent(members).items():
-            low, high = (np.stack([at[:, of[0], k] for k, of in sent], axis=1) for at in (begun, finished))
+            low, high = (np.stack([at[:, g[0], k] for k, g in sent], axis=1) for at in (begun, finished))
             on_link: dict[int, Floats] = {}
             for (k, _), part in zip(sent, covered(low, high, low, high, equal_parts).T, strict=True):
                 on_link[k] = on_link.get(k, 0.0) + part
@@ -125,20 +125,20 @@ class Beside:
         high: Floats,
     ) -> Floats:
         """S x R x Q: for how long between `low` and `high` a rank's collectives move data, or others over its link."""
-        found: Floats = np.empty_like(low)
+        durations: Floats = np.empty_like(low)
         sent = self._sent(members)
         for rank in range(begun.shape[1]):
             others = sent.get(self.hosts[rank], ()) if self.hosts else ()
             begins, ends = (
-                np.concatenate([at[:, rank], *(at[:, of[0], k, None] for k, of in others)], axis=1)
+                np.concatenate([at[:, rank], *(at[:, group[0], k, None] for k, group in others)], axis=1)
                 for at in (begun, finished)
             )
-            found[:, rank] = covered(begins, ends, low[:, rank], high[:, rank])
-        return found
+            durations[:, rank] = covered(begins, ends, low[:, rank], high[:, rank])
+        return durations
 
     def slowed(self, released: Floats, transfer: Floats, members: Members) -> Floats:
         """S x R: what a collective takes beside its other groups; `transfer`, S x R: what each group takes alone."""
-        found: Floats = transfer.copy()
+        durations: Floats = transfer.copy()
         for groups in set(self.shared(members).values()):
             first = [group[0] for group in groups]
             flow = Flow(ONE, (len(released), 1), len(groups))
@@ -146,27 +146,27 @@ class Beside:
                 flow.launch(k, released[:, [rank]], transfer[:, [rank]])
             for k, group in enumerate(groups):
                 took, ranks = flow.end(k) - released[:, [first[k]]], list(group)
-                found[:, ranks] = np.maximum(found[:, ranks], took)
-        return found
+                durations[:, ranks] = np.maximum(durations[:, ranks], took)
+        return durations
 
     def evened(self, transfer: Floats, members: Sequence[Members]) -> Floats:
         """S x R x K: the mean over the groups that leave the same hosts, which chance alone treats unequally."""
-        found: Floats = transfer.copy()
-        for k, of in enumerate(members):
-            for groups in set(self.shared(of).values()):
+        means: Floats = transfer.copy()
+        for k, all_groups in enumerate(members):
+            for groups in set(self.shared(all_groups).values()):
                 ranks = [rank for group in groups for rank in group]
-                found[:, ranks, k] = np.mean([transfer[:, g[0], k] for g in groups], axis=0)[:, None]
-        return found
+                means[:, ranks, k] = np.mean([transfer[:, g[0], k] for g in groups], axis=0)[:, None]
+        return means
 
     def _sent(self, members: Sequence[Members]) -> dict[int, list[tuple[int, Group]]]:
         """By host that has several groups of a collective, what leaves it: collectives and groups."""
-        several = {host for of in set(members) for host in self.shared(of)}
-        found: dict[int, list[tuple[int, Group]]] = {host: [] for host in sorted(several)}
-        for k, of in enumerate(members):
-            for host, groups in _leaving(self.hosts, of).items() if several else ():
+        several = {host for all_groups in set(members) for host in self.shared(all_groups)}
+        by_host: dict[int, list[tuple[int, Group]]] = {host: [] for host in sorted(several)}
+        for k, all_groups in enumerate(members):
+            for host, groups in _leaving(self.hosts, all_groups).items() if several else ():
                 if host in several:
-                    found[host] += [(k, group) for group in groups]
-        return found
+                    by_host[host] += [(k, group) for group in groups]
+        return by_host
 
 
 _SHORT_NS = 1e-3
@@ -178,12 +178,12 @@ APART = Beside()
 @lru_cache(maxsize=256)
 def _leaving(hosts: tuple[int, ...], members: Members) -> Mapping[int, tuple[Group, ...]]:
     """By host the groups with ranks on it and elsewhere."""
-    found: dict[int, list[Group]] = {}
+    by_host: dict[int, list[Group]] = {}
     for group in members if hosts else ():
         at = {hosts[rank] for rank in group}
         for host in at if len(at) > 1 else ():
-            found.setdefault(host, []).append(group)
-    return {host: tuple(groups) for host, groups in found.items()}
+            by_host.setdefault(host, []).append(group)
+    return {host: tuple(groups) for host, groups in by_host.items()}
 
 
 Groups = tuple[tuple[int, ...], ...]

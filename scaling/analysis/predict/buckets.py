@@ -50,15 +50,15 @@ def assign(sizes: Sequence[int], bucket_cap_mb: float) -> list[list[int]]:
     """Indices of each bucket's parameters; `sizes` are bytes in the order in which gradients are ready."""
     cap = bucket_cap_mb * 2**20
     limit = FIRST_BUCKET_BYTES if bucket_cap_mb == DEFAULT_BUCKET_MB else cap
-    found: list[list[int]] = [[]]
+    buckets: list[list[int]] = [[]]
     filled = 0
     for index, size in enumerate(sizes):
-        found[-1].append(index)
+        buckets[-1].append(index)
         filled += size
         if filled >= limit:
-            found.append([])
+            buckets.append([])
             filled, limit = 0, cap
-    return [members for members in found if members]
+    return [members for members in buckets if members]
 
 
 def bucketed(gradients: Gradients, bucket_cap_mb: float) -> Buckets:
@@ -93,11 +93,11 @@ def per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
     """`parameter.<i>`: ready since the step's begin, mean over ranks."""
     of_rounds = _parameters(tables, records.trial).group_by("launch", "round", "index")
     mean = in_memory(of_rounds.agg(pl.col("ready_ns").mean()))
-    found = {}
+    ready_at = {}
     for (index,), part in mean.partition_by("index", as_dict=True).items():
         keys = zip(part["launch"], part["round"], strict=True)
-        found[f"parameter.{index}"] = records.per_round(dict(zip(keys, part["ready_ns"], strict=True)))
-    return found
+        ready_at[f"parameter.{index}"] = records.per_round(dict(zip(keys, part["ready_ns"], strict=True)))
+    return ready_at
 
 
 def _parameters(tables: Tables, trial: Trial) -> Frame:
@@ -132,8 +132,8 @@ def ready(
     begin = phases["input"] + phases["forward"] + phases["compute"] - last
 
     def part(name: str) -> Floats:
-        found: Floats = np.clip((means[name] - begin) / last, 0.0, 1.0)
-        return found
+        fraction: Floats = np.clip((means[name] - begin) / last, 0.0, 1.0)
+        return fraction
 
     reduced = records.gradients[: sum(name.startswith("bucket.") for name in means)]
     if not reduced:

@@ -53,16 +53,16 @@ class ByRank:
     def mean(self) -> dict[str, Floats]:
         """By phase, S: the mean over the ranks."""
         width = next(iter(self.values.values())).shape[1]
-        found: dict[str, list[Floats]] = {phase: [] for phase in self.values}
+        parts: dict[str, list[Floats]] = {phase: [] for phase in self.values}
         for stretch in stretches(len(self.weights), width):
             for phase, values in self.part(stretch).items():
-                found[phase].append(values.mean(axis=1))
-        return {phase: np.concatenate(means) for phase, means in found.items()}
+                parts[phase].append(values.mean(axis=1))
+        return {phase: np.concatenate(means) for phase, means in parts.items()}
 
-    def there(self) -> list[NDArray[np.bool_]]:
+    def present(self) -> list[NDArray[np.bool_]]:
         """Which rounds have a rank's phase; what is the same for several ranks is named once."""
-        found = [np.unique(np.isfinite(values), axis=1).T for values in self.values.values()]
-        return [mask for masks in found for mask in masks]
+        unique = [np.unique(np.isfinite(values), axis=1).T for values in self.values.values()]
+        return [mask for masks in unique for mask in masks]
 
 
 def stretches(count: int, width: int) -> Iterator[slice]:
@@ -74,12 +74,12 @@ def stretches(count: int, width: int) -> Iterator[slice]:
 
 def _means(weights: Floats, values: Floats) -> Floats:
     """S' x R: means of the rounds in which a rank has a value (rounds x R)."""
-    there = np.isfinite(values)
-    if there.all():
+    finite = np.isfinite(values)
+    if finite.all():
         whole: Floats = weights @ values / weights.sum(axis=1, keepdims=True)
         return whole
     with np.errstate(invalid="ignore", divide="ignore"):
-        some: Floats = weights @ np.where(there, values, 0.0) / (weights @ there)
+        some: Floats = weights @ np.where(finite, values, 0.0) / (weights @ finite)
     return some
 
 
@@ -99,7 +99,7 @@ class Pieces:
     alone: Phases
     beside: Phases
     solo: Phases
-    own: Phases
+    probe: Phases
 
     def typical(self, of_ranks: Phases) -> Phases:
         """S: the mean of the ranks that are not late."""
@@ -149,7 +149,7 @@ class Source:
     alone: Phases  # S: bare_one
     beside: Phases  # S: bare_all
     solo: ByRank  # ddp_solo
-    own: ByRank  # the probe's phases
+    probe: ByRank  # the probe's phases
     buckets: Buckets
     """As measured, in bytes of gradients."""
     gradients: Gradients
@@ -175,23 +175,23 @@ class Source:
     @property
     def whole_share(self) -> float:
         """Forward and backward of a rank's own batch over those of the whole batch, alone; 1 if these are the same."""
-        own, whole = (float(of["forward"][0] + of["compute"][0]) for of in (self.alone, self.whole))
-        return own / whole
+        part, whole = (float(arm["forward"][0] + arm["compute"][0]) for arm in (self.alone, self.whole))
+        return part / whole
 
     def by_stretch(
-        self, width: int, found: Callable[[Pieces, slice], dict[str, Floats]]
+        self, width: int, evaluate: Callable[[Pieces, slice], dict[str, Floats]]
     ) -> dict[str, Floats]:
-        """What is found for all S, a stretch of them at a time, in arrays S x `width`: of ranks and their buckets.
+        """Evaluate all S, a stretch of them at a time, in arrays S x `width`: of ranks and their buckets.
 
-        `found`: of a stretch's pieces, and where it lies.
+        `evaluate`: gets a stretch's pieces, and where it lies.
         """
         parts = []
         for outer in stretches(len(self.plain), self.world_size):
-            pieces = _pieces(self, outer, self.solo.part(outer), self.own.part(outer))
+            pieces = _pieces(self, outer, self.solo.part(outer), self.probe.part(outer))
             for inner in stretches(len(pieces.plain), width):
-                part = _pieces(pieces, inner, _some(inner, pieces.solo), _some(inner, pieces.own))
+                part = _pieces(pieces, inner, _some(inner, pieces.solo), _some(inner, pieces.probe))
                 begin = outer.start + inner.start
-                parts.append(found(part, slice(begin, begin + len(part.plain))))
+                parts.append(evaluate(part, slice(begin, begin + len(part.plain))))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def estimate(self) -> Source:
@@ -208,7 +208,7 @@ class Source:
             alone=first(self.alone),
             beside=first(self.beside),
             solo=alone(self.solo),
-            own=alone(self.own),
+            probe=alone(self.probe),
             buckets=dataclasses.replace(self.buckets, ready=self.buckets.ready[:1]),
             gradients=dataclasses.replace(self.gradients, ready=self.gradients.ready[:1]),
             link=self.link.estimate(),
@@ -217,16 +217,16 @@ class Source:
         )
 
 
-def _pieces(of: Source | Pieces, stretch: slice, solo: Phases, own: Phases) -> Pieces:
-    """A stretch of the S; `solo` and `own` are of that stretch already."""
+def _pieces(source: Source | Pieces, stretch: slice, solo: Phases, probe: Phases) -> Pieces:
+    """A stretch of the S; `solo` and `probe` are of that stretch already."""
     return Pieces(
-        peers=of.peers,
-        plain=of.plain[stretch],
-        whole=_some(stretch, of.whole),
-        alone=_some(stretch, of.alone),
-        beside=_some(stretch, of.beside),
+        peers=source.peers,
+        plain=source.plain[stretch],
+        whole=_some(stretch, source.whole),
+        alone=_some(stretch, source.alone),
+        beside=_some(stretch, source.beside),
         solo=solo,
-        own=own,
+        probe=probe,
     )
 
 

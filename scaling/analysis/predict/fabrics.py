@@ -47,9 +47,9 @@ class Links:
     """Where each level's bandwidth and latency come from."""
 
 
-def carries(own: Topology, asked: Topology) -> bool:
-    """Whether the run's measured latency and share of the rate stand for the links of `asked`."""
-    return asked.backend == own.backend and (asked.name == own.name or asked.backend == "gloo")
+def carries(home: Topology, asked: Topology) -> bool:
+    """Whether latency and share of the rate, as measured on the run's `home`, stand for the links of `asked`."""
+    return asked.backend == home.backend and (asked.name == home.name or asked.backend == "gloo")
 
 
 def measured_fabric(topology: Topology, sources: Sequence[Linked]) -> Links:
@@ -63,38 +63,38 @@ def measured_fabric(topology: Topology, sources: Sequence[Linked]) -> Links:
     return replace(network, levels=(*levels, *network.levels))
 
 
-def named_fabric(topology: Topology, own: Topology, source: Linked, world_size: int) -> Links:
+def named_fabric(topology: Topology, home: Topology, source: Linked, world_size: int) -> Links:
     """A topology's links from their own figures; what these lack is taken from `source` where that stands for it.
 
     NoPathError where a figure is needed and there is none.
     """
     apart = topology.spread and world_size <= topology.hosts  # each on a host of its own
     levels = () if apart else topology.levels
-    found = [_hops(_reached(level), level.name, level.ranks, topology, own, source) for level in levels]
+    parts = [_hops(_reached(level), level.name, level.ranks, topology, home, source) for level in levels]
     several = topology.hosts_of(world_size) > 1
     inside_all = bool(levels) and levels[-1].ranks >= world_size
     if topology.link.rate_bit_s is not None and (several or not inside_all):
-        found.append(_hops(topology.link, NETWORK, None, topology, own, source))
+        parts.append(_hops(topology.link, NETWORK, None, topology, home, source))
     unknown = several and not apart and not levels and topology.ranks_per_host > 1
     inside = ("within a host: not known, taken to be like the link between hosts",) if unknown else ()
     return Links(
-        levels=tuple(hops for links in found for hops in links.levels),
-        doubt=max((links.doubt for links in found), default=0.0),
-        latency_factor=max((links.latency_factor for links in found), default=LATENCY),
-        bandwidth=(*(said for links in found for said in links.bandwidth), *inside),
-        latency=(*(said for links in found for said in links.latency), *inside),
+        levels=tuple(hops for links in parts for hops in links.levels),
+        doubt=max((links.doubt for links in parts), default=0.0),
+        latency_factor=max((links.latency_factor for links in parts), default=LATENCY),
+        bandwidth=(*(note for links in parts for note in links.bandwidth), *inside),
+        latency=(*(note for links in parts for note in links.latency), *inside),
     )
 
 
-def inside_fabric(topology: Topology, own: Topology, sources: Sequence[Linked]) -> Links | None:
+def inside_fabric(topology: Topology, home: Topology, sources: Sequence[Linked]) -> Links | None:
     """The measured link within a host, for a topology without levels; None where there is none that stands for it."""
-    if not carries(own, topology):
+    if not carries(home, topology):
         return None
-    inside = [s.link for s in sources if own.hosts_of(s.world_size) == 1][-1:]
-    doubt = 0.0 if topology.name == own.name else DOUBT_OTHER_KIND
+    inside = [s.link for s in sources if home.hosts_of(s.world_size) == 1][-1:]
+    doubt = 0.0 if topology.name == home.name else DOUBT_OTHER_KIND
     levels = tuple(replace(link, ranks=topology.ranks_per_host) for link in inside)
-    said = ("within a host: as measured in the run",)
-    return Links(levels=levels, doubt=doubt, bandwidth=said, latency=said) if levels else None
+    note = ("within a host: as measured in the run",)
+    return Links(levels=levels, doubt=doubt, bandwidth=note, latency=note) if levels else None
 
 
 def _reached(level: Level) -> Level:
@@ -103,12 +103,12 @@ def _reached(level: Level) -> Level:
 
 
 def _hops(
-    link: Link, name: str, ranks: int | None, topology: Topology, own: Topology, source: Linked
+    link: Link, name: str, ranks: int | None, topology: Topology, home: Topology, source: Linked
 ) -> Links:
     """One level, with where its figures come from."""
-    carried = carries(own, topology)
+    carried = carries(home, topology)
     alpha, factor, latency = _latency(link, name, topology, source, carried=carried)
-    beta, doubt, bandwidth = _bandwidth(link, name, topology, own, source, carried=carried)
+    beta, doubt, bandwidth = _bandwidth(link, name, topology, home, source, carried=carried)
     return Links(
         levels=(Hops(name=name, ranks=ranks, alpha=alpha, beta_ns=beta),),
         doubt=doubt,
@@ -130,10 +130,10 @@ def _latency(
             "give it, such as topology.link.latency_us=20"
         )
     us = _reference_us(link, name) if link.latency_us is None else link.latency_us
-    known = carried or getattr(link, "link_class", "") == MEASURED
+    measured = carried or getattr(link, "link_class", "") == MEASURED
     where = REFERENCE if link.latency_us is None else link.source or f"topology {topology.name}"
     alpha = PerHop(sizes=(1,), values=np.full((len(source.link.beta_ns), 1), us * 1e3))
-    return alpha, LATENCY if known else LATENCY_NOMINAL, f"{us:g} us a hop, {where}"
+    return alpha, LATENCY if measured else LATENCY_NOMINAL, f"{us:g} us a hop, {where}"
 
 
 def _reference_us(link: Link, name: str) -> float:
@@ -145,11 +145,11 @@ def _reference_us(link: Link, name: str) -> float:
 
 
 def _bandwidth(
-    link: Link, name: str, topology: Topology, own: Topology, source: Linked, *, carried: bool
+    link: Link, name: str, topology: Topology, home: Topology, source: Linked, *, carried: bool
 ) -> tuple[Floats, float, str]:
     """ns/byte, its relative uncertainty, and where it comes from."""
     rate, draws = link.rate_bit_s, len(source.link.beta_ns)
-    measured_rate = own.link.rate_bit_s if carried and own.hosts_of(source.world_size) > 1 else None
+    measured_rate = home.link.rate_bit_s if carried and home.hosts_of(source.world_size) > 1 else None
     if rate is None:
         if not carried:
             raise NoPathError(
@@ -162,8 +162,8 @@ def _bandwidth(
         where = link.source or f"topology {topology.name}"
         return np.full(draws, 8e9 / (rate * link.share)), DOUBT_SHARE, f"{link.share:.0%} of {gbit}, {where}"
     if measured_rate is not None:
-        doubt = 0.0 if own.kind == "emulated" and name == NETWORK else DOUBT_OTHER_KIND
-        said = f"the share of {gbit} that the run reached of its own rate"
-        return source.link.beta_ns * (measured_rate / rate), doubt, said
-    said = f"{SHARE_UNKNOWN:.0%} of {gbit}; what an all-reduce reaches is not known"
-    return np.full(draws, 8e9 / (rate * SHARE_UNKNOWN)), DOUBT_UNKNOWN, said
+        doubt = 0.0 if home.kind == "emulated" and name == NETWORK else DOUBT_OTHER_KIND
+        note = f"the share of {gbit} that the run reached of its own rate"
+        return source.link.beta_ns * (measured_rate / rate), doubt, note
+    note = f"{SHARE_UNKNOWN:.0%} of {gbit}; what an all-reduce reaches is not known"
+    return np.full(draws, 8e9 / (rate * SHARE_UNKNOWN)), DOUBT_UNKNOWN, note

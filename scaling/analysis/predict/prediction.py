@@ -39,13 +39,13 @@ def predict(
     moves = [] if unchanged(source, change) else _moves(source, change, other_launch=other_launch)
     if moves and doubt:
         moves.append({name: doubt * (values[name][0] if name in _POSITIVE else 0.0) for name in values})
-    found = {}
+    predicted = {}
     for name, drawn in values.items():
         number = interval(
             float(drawn[0]), drawn[1:], source.units, groups=source.groups, positive=name in _POSITIVE
         )
-        found[name] = number.with_error(math.hypot(*(move[name] for move in moves)))
-    return found
+        predicted[name] = number.with_error(math.hypot(*(move[name] for move in moves)))
+    return predicted
 
 
 def leans(source: Source, change: Change, *, other_launch: bool) -> tuple[Lean, ...]:
@@ -58,22 +58,22 @@ def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[t
     moved = change.world_size not in (None, source.world_size)
     elsewhere = moved or change.fabric is not None
     micro_batch = (change.batch or source.batch) / (change.accumulation or source.accumulation)
-    found = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_turned=True))]
+    leans = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_turned=True))]
     if other_launch:
-        found += [
+        leans += [
             ("launch_compute", Lean(compute=1 + LAUNCH)),
             ("launch_link", Lean(transfer=1 + LAUNCH)),
         ]
     if elsewhere:
-        found += [("bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt)))]
+        leans += [("bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt)))]
     if elsewhere or change.bucket_cap_mb is not None:
-        found += [("latency", Lean(alpha=change.latency_factor))]
+        leans += [("latency", Lean(alpha=change.latency_factor))]
     if moved:
-        found += [("jitter", Lean(jitter=0.0))]
+        leans += [("jitter", Lean(jitter=0.0))]
     if micro_batch != source.batch / source.accumulation:
         doubt = FIXED_SHARE if source.fixed_doubt is None else source.fixed_doubt
-        found += [("fixed", Lean(fixed_off=doubt))]
-    return found
+        leans += [("fixed", Lean(fixed_off=doubt))]
+    return leans
 
 
 def unchanged(source: Source, change: Change) -> bool:
@@ -114,29 +114,29 @@ def assumptions(
             efficiency_change=efficiency - float(upright["efficiency"][0]),
         )
 
-    found = [
-        effect(*_said(name, lean, source, links), change, lean)
+    assumed = [
+        effect(*_sentences(name, lean, source, links), change, lean)
         for name, lean in named_leans(source, change, other_launch=True)
     ]
     if moved or change.compute_scale != 1:
-        found.append(effect(*_compute(change, device)))
+        assumed.append(effect(*_compute(change, device)))
     if doubt:
-        said = f"the model errs as on the run itself, where the back-test missed by {doubt:.1%}"
-        found.append(Assumption(what=said, varied="as much", step_change=doubt, efficiency_change=None))
-    return tuple(sorted(found, key=lambda one: -abs(one.step_change)))
+        claim = f"the model errs as on the run itself, where the back-test missed by {doubt:.1%}"
+        assumed.append(Assumption(what=claim, varied="as much", step_change=doubt, efficiency_change=None))
+    return tuple(sorted(assumed, key=lambda assumption: -abs(assumption.step_change)))
 
 
 def _compute(change: Change, device: str) -> tuple[str, str, Change]:
     """How fast the target computes: given, or not known and assumed to be as in the run."""
     scale = change.compute_scale
     if scale == 1:
-        said = f"compute is as fast as in the run, on {device}; compute_scale=2 makes it twice as fast"
-        return said, "twice as fast", dataclasses.replace(change, compute_scale=2.0)
-    said = f"compute is {scale:g} times as fast as in the run, on {device}, as compute_scale says"
-    return said, f"{1 - SCALE_OFF:.0%} less", dataclasses.replace(change, compute_scale=scale * SCALE_OFF)
+        claim = f"compute is as fast as in the run, on {device}; compute_scale=2 makes it twice as fast"
+        return claim, "twice as fast", dataclasses.replace(change, compute_scale=2.0)
+    claim = f"compute is {scale:g} times as fast as in the run, on {device}, as compute_scale says"
+    return claim, f"{1 - SCALE_OFF:.0%} less", dataclasses.replace(change, compute_scale=scale * SCALE_OFF)
 
 
-def _said(name: str, lean: Lean, source: Source, links: Links | None) -> tuple[str, str]:
+def _sentences(name: str, lean: Lean, source: Source, links: Links | None) -> tuple[str, str]:
     """What is assumed, and how it is varied."""
     if name == "bandwidth":
         return f"bandwidth: {_from(links.bandwidth if links else ())}", f"{lean.transfer - 1:.0%} slower"
@@ -164,5 +164,5 @@ def _said(name: str, lean: Lean, source: Source, links: Links | None) -> tuple[s
     }[name]
 
 
-def _from(said: tuple[str, ...]) -> str:
-    return "; ".join(said) if said else "as measured in the run"
+def _from(notes: tuple[str, ...]) -> str:
+    return "; ".join(notes) if notes else "as measured in the run"

@@ -65,19 +65,19 @@ def _point(
             world_size=n, hosts=hosts, from_world_size=sources[0].world_size if sources else 0, cannot=why
         )
     source = nearest(sources, n, plan.spec.topology)
-    found = predict(source, change_of(n, source, sources, plan, asked), doubt=doubt)
-    step_ms = found["step"] * MS
+    numbers = predict(source, change_of(n, source, sources, plan, asked), doubt=doubt)
+    step_ms = numbers["step"] * MS
     samples = asked.batch_at(n, plan.spec.mode) * n * 1e3
-    causes = Loss(**{cause: number for cause, number in found.items() if cause in Loss.__dataclass_fields__})
+    causes = Loss(**{cause: cost for cause, cost in numbers.items() if cause in Loss.__dataclass_fields__})
     return PredictedPoint(
         world_size=n,
         hosts=hosts,
         from_world_size=source.world_size,
         step_ms=step_ms,
         samples_per_s=samples / step_ms,
-        speedup=found["efficiency"] * n,
-        efficiency=found["efficiency"],
-        loss=causes if splits(causes, found["efficiency"]) else None,
+        speedup=numbers["efficiency"] * n,
+        efficiency=numbers["efficiency"],
+        loss=causes if splits(causes, numbers["efficiency"]) else None,
     )
 
 
@@ -116,8 +116,8 @@ def _assumptions(
 
 def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, asked: WhatIf) -> Change:
     """What differs at world size `n` from `source`."""
-    own, mode = plan.spec.topology, plan.spec.mode
-    fabric = _fabric(n, source, sources, own, asked)
+    home, mode = plan.spec.topology, plan.spec.mode
+    fabric = _fabric(n, source, sources, home, asked)
     batch = asked.batch_at(n, mode)
     return Change(
         world_size=n,
@@ -134,16 +134,16 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
     )
 
 
-def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, asked: WhatIf) -> Links | None:
+def _fabric(n: int, source: Source, sources: Sequence[Source], home: Topology, asked: WhatIf) -> Links | None:
     """None where the measured link of `source` is kept. NoPathError where no known link joins `n` ranks."""
     named = asked.elsewhere
-    if not joined_inside(n, own, sources, asked):
+    if not joined_inside(n, home, sources, asked):
         raise NoPathError(NOTHING_INSIDE)
     if named and inside_one_host(n, asked.topology):
-        inside = inside_fabric(asked.topology, own, sources)
+        inside = inside_fabric(asked.topology, home, sources)
         assert inside is not None
-        return None if inside.doubt == 0.0 and own.hosts_of(source.world_size) == 1 else inside
-    fabric = named_fabric(asked.topology, own, source, n) if named else measured_fabric(own, sources)
+        return None if inside.doubt == 0.0 and home.hosts_of(source.world_size) == 1 else inside
+    fabric = named_fabric(asked.topology, home, source, n) if named else measured_fabric(home, sources)
     joined = max((n if level.ranks is None else level.ranks for level in fabric.levels), default=1)
     if n > joined:
         where = asked.topology
@@ -151,7 +151,7 @@ def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, as
             f"{n} ranks need {where.hosts_of(n)} hosts of {where.ranks_per_host}, and topology={where.name} gives no "
             "link between hosts: give its rate, such as topology.link.rate=100gbit"
         )
-    same = not named and (own.hosts_of(n) > 1) == (own.hosts_of(source.world_size) > 1)
+    same = not named and (home.hosts_of(n) > 1) == (home.hosts_of(source.world_size) > 1)
     return None if same else fabric
 
 
@@ -163,8 +163,8 @@ def _half(sources: Sequence[Source], plan: Plan, asked: WhatIf) -> tuple[int | N
 
     def efficient(n: int) -> bool:
         source = nearest(middle, n, plan.spec.topology)
-        found = outcome(source, change_of(n, source, middle, plan, asked))
-        return bool(found["efficiency"][0] >= HALF)
+        predicted = outcome(source, change_of(n, source, middle, plan, asked))
+        return bool(predicted["efficiency"][0] >= HALF)
 
     looked, low = 1, 1
     try:
@@ -242,13 +242,13 @@ def _no_backtest(sources: Sequence[Source]) -> str:
 
 
 def _notes(plan: Plan, asked: WhatIf, sources: Sequence[Source]) -> tuple[str, ...]:
-    own, notes = plan.spec.topology, []
-    if asked.elsewhere and not carries(own, asked.topology):
+    home, notes = plan.spec.topology, []
+    if asked.elsewhere and not carries(home, asked.topology):
         notes.append(
-            f"the run used {own.backend} over {own.name}: its compute, ready times and overlap are carried over, its "
+            f"the run used {home.backend} over {home.name}: its compute, ready times and overlap are carried over, its "
             "latency and bandwidth are not"
         )
-    if asked.topology.name != own.name and asked.topology.note:
+    if asked.topology.name != home.name and asked.topology.note:
         notes.append(asked.topology.note)
     if asked.compression != 1:
         notes.append("the cost of compressing and decompressing gradients is not included")

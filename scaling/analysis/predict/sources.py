@@ -39,23 +39,23 @@ def read_sources(run: RunRecords, *, without_details: Collection[int] = ()) -> t
 
     `without_details`: world sizes whose details changed the step, and are left out.
     """
-    found = []
+    sources = []
     run = run.usable
     for trial in run.plan.trials:
         if trial.world_size == 1:
             continue
-        own = run.trial(trial.world_size)
-        own = own.without_details() if trial.world_size in without_details else own
+        records = run.trial(trial.world_size)
+        records = records.without_details() if trial.world_size in without_details else records
         try:
-            found.append(_source(run, trial, own))
+            sources.append(_source(run, trial, records))
         except UnknownQuantityError:
             continue
-    return tuple(found)
+    return tuple(sources)
 
 
 def read_links(run: RunRecords) -> tuple[SweptLink, ...]:
     """The link of each world size above 1 that has a size sweep, from the launches that count."""
-    found, plan = [], run.plan
+    links, plan = [], run.plan
     for trial in plan.trials:
         n = trial.world_size
         fabric = run.within(n).fabric
@@ -63,8 +63,8 @@ def read_links(run: RunRecords) -> tuple[SweptLink, ...]:
         with contextlib.suppress(UnknownQuantityError):
             if swept is not None:
                 link = _link(swept[0].means().paired, plan, n, swept[1], ())
-                found.append(SweptLink(world_size=n, link=link))
-    return tuple(found)
+                links.append(SweptLink(world_size=n, link=link))
+    return tuple(links)
 
 
 def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
@@ -80,13 +80,13 @@ def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
     each = {BARE_ALL: records.by_rank(BARE_ALL), DDP_SOLO: records.by_rank(DDP_SOLO)}
     each[PROBE] = records.by_rank(PROBE, detailed=False)
     weights = rounds.weights if rounds.whole is None else rounds.weights * rounds.whole
-    of_ranks = {arm: ByRank({p: found[p] for p in OWN_PHASES}, weights) for arm, found in each.items()}
-    known = {name: np.isfinite(values) for name, values in rounds.values.items()}
+    of_ranks = {arm: ByRank({p: phases[p] for p in OWN_PHASES}, weights) for arm, phases in each.items()}
+    finite = {name: np.isfinite(values) for name, values in rounds.values.items()}
     # The times of smaller batches enter as one number with its own uncertainty, from the rounds that measured them.
-    halved = [known[name] for name in HALVED if name in rounds]
-    present = [there for name, there in known.items() if name not in HALVED]
-    present += [there for arm in of_ranks.values() for there in arm.there()]
-    units, groups = rounds.count([there for there in present if there.any()])
+    halved = [finite[name] for name in HALVED if name in rounds]
+    present = [mask for name, mask in finite.items() if name not in HALVED]
+    present += [mask for arm in of_ranks.values() for mask in arm.present()]
+    units, groups = rounds.count([mask for mask in present if mask.any()])
     swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
     if swept is None or not records.bucket_bytes:
         raise UnknownQuantityError("link")
@@ -94,8 +94,8 @@ def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
     if reductions is None:
         raise UnknownQuantityError("gradients")
     means = rounds.means().paired
-    solo, own = (ByRank.of(of_ranks[arm].values, weights) for arm in (DDP_SOLO, PROBE))
-    beside = ByRank.of({p: of[:, peers] for p, of in of_ranks[BARE_ALL].values.items()}, weights)
+    solo, probe = (ByRank.of(of_ranks[arm].values, weights) for arm in (DDP_SOLO, PROBE))
+    beside = ByRank.of({p: times[:, peers] for p, times in of_ranks[BARE_ALL].values.items()}, weights)
     buckets, gradients = ready(tables, records, means, solo.mean(), spec.accumulation_steps)
     alone = {p: means[f"alone.{p}"] for p in OWN_PHASES}
     shared = spec.mode == "strong"
@@ -115,7 +115,7 @@ def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
         alone=alone,
         beside=beside.mean(),
         solo=solo,
-        own=own,
+        probe=probe,
         buckets=buckets,
         gradients=gradients,
         wire=sum(records.bucket_bytes) / reductions / records.gradient_bytes,
@@ -198,10 +198,10 @@ def _curve(means: Means, swept: Sequence[int], replayed: Sequence[int]) -> Point
     return Points(sizes=points.sizes, times=points.times * (means["replay"] / alone)[:, None])
 
 
-def _jitter(own: Floats) -> float:
-    """Standard deviation over steps of each rank's own deviation from the mean rank; `own` times S x R, ns."""
-    apart = own - own.mean(axis=1, keepdims=True)
-    ranks = own.shape[1]
+def _jitter(own_ns: Floats) -> float:
+    """Standard deviation over steps of each rank's own deviation from the mean rank; own times S x R, ns."""
+    apart = own_ns - own_ns.mean(axis=1, keepdims=True)
+    ranks = own_ns.shape[1]
     return float(apart.std(axis=0, ddof=1).mean() * (ranks / (ranks - 1)) ** 0.5) if len(apart) > 1 else 0.0
 
 
@@ -215,9 +215,9 @@ def _halved(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
         return {}
     alone = (pl.col("arm") == BARE_ONE) & (pl.col("solo_rank") < records.trial.world_size)
     rows = tables.steps.filter(alone & pl.col("batch").is_in([half, whole]))
-    own = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
+    phases = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
     place = ["launch", "round", "rank"]
-    each = in_memory(rows.group_by(*place, "batch").agg(own=pl.sum_horizontal([e.mean() for e in own])))
+    each = in_memory(rows.group_by(*place, "batch").agg(own=pl.sum_horizontal([e.mean() for e in phases])))
     pairs = each.filter(pl.col("batch") == half).join(
         each.filter(pl.col("batch") == whole), on=place, suffix="_whole"
     )
@@ -236,10 +236,10 @@ def _fixed_by_half(means: Means) -> Floats | None:
     """Fixed share of forward and backward: a line through half and whole batch at batch 0; None: not measured."""
     try:
         half, whole = (means[name] for name in HALVED)
-        found: Floats = 2 * half / whole - 1
+        share: Floats = 2 * half / whole - 1
     except UnknownQuantityError:
         return None
-    return np.clip(found, 0.0, 1.0)
+    return np.clip(share, 0.0, 1.0)
 
 
 def _fixed(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int) -> Floats:
@@ -282,10 +282,10 @@ def inside_one_host(n: int, topology: Topology) -> bool:
     return n > 1 and topology.hosts_of(n) == 1 and not topology.levels
 
 
-def joined_inside(n: int, own: Topology, sources: Sequence[Source], asked: WhatIf) -> bool:
+def joined_inside(n: int, home: Topology, sources: Sequence[Source], asked: WhatIf) -> bool:
     """False for ranks on one host where neither the topology nor the run gives the link between them."""
-    alone = inside_one_host(n, asked.topology) if asked.elsewhere else n > 1 and own.hosts_of(n) == 1
-    return not alone or inside_fabric(asked.topology, own, sources) is not None
+    alone = inside_one_host(n, asked.topology) if asked.elsewhere else n > 1 and home.hosts_of(n) == 1
+    return not alone or inside_fabric(asked.topology, home, sources) is not None
 
 
 def cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf) -> str | None:
@@ -318,12 +318,12 @@ def cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, as
     return None
 
 
-def _crowded(n: int, sources: Sequence[Source], own: Topology, asked: WhatIf) -> bool:
+def _crowded(n: int, sources: Sequence[Source], home: Topology, asked: WhatIf) -> bool:
     """Whether spread ranks share a host's link in a way that was not measured at this world size."""
 
     def shared(topology: Topology, world_size: int) -> bool:
         return topology.spread and world_size > topology.hosts
 
     measured = not asked.elsewhere and any(s.world_size == n for s in sources)
-    start = nearest(sources, n, own).world_size
-    return not measured and (shared(asked.topology, n) or shared(own, start))
+    start = nearest(sources, n, home).world_size
+    return not measured and (shared(asked.topology, n) or shared(home, start))

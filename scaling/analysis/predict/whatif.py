@@ -53,7 +53,7 @@ def _together(
     whole = sum((part.whole[p] * target.whole_factor[p] for p in part.whole), np.zeros(1))
     alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
     solo = part.typical(part.solo)
-    own = part.typical(part.own)
+    probe = part.typical(part.probe)
 
     def grown(later: Phases, earlier: Phases, *phases: str) -> Floats:
         return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
@@ -66,9 +66,9 @@ def _together(
         "straggler": (after.period - after.period_typical) * miss,
         "link_latency": waited * latency,
         "link_bandwidth": waited * (1 - latency),
-        "overlap": grown(own, solo, "forward", "compute") * after.slowed,
-        "input": grown(own, part.alone, "input"),
-        "host": grown(own, part.alone, "host"),
+        "overlap": grown(probe, solo, "forward", "compute") * after.slowed,
+        "input": grown(probe, part.alone, "input"),
+        "host": grown(probe, part.alone, "host"),
     }
     if source.shared:
         costs["small_batch"] = alone - whole / share
@@ -240,19 +240,19 @@ def _stamps(part: Pieces, target: _Target, slowed: Floats) -> tuple[Replay, Floa
         if target.ranks == range(values.shape[1]):
             return values * target.factor[phase]
         every = np.concatenate([values, values[:, part.peers].mean(axis=1, keepdims=True)], axis=1)
-        found: Floats = every[:, list(target.ranks)] * target.factor[phase]
-        return found
+        stretched: Floats = every[:, list(target.ranks)] * target.factor[phase]
+        return stretched
 
     def slow(phase: str) -> Floats:
         quick = of_ranks(part.solo, phase)
-        found: Floats = quick + (of_ranks(part.own, phase) - quick) * slowed[:, None]
-        return found
+        slowed_ns: Floats = quick + (of_ranks(part.probe, phase) - quick) * slowed[:, None]
+        return slowed_ns
 
     backward = slow("compute") / target.micro_steps
     earlier = target.ready * backward.mean(axis=1, keepdims=True)
     again = np.maximum(ONE.last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
     again = again * (target.reductions - 1)
-    tail = of_ranks(part.own, "optimizer") + of_ranks(part.own, "host") + of_ranks(part.own, "input")
+    tail = of_ranks(part.probe, "optimizer") + of_ranks(part.probe, "host") + of_ranks(part.probe, "input")
     before = tail + slow("forward") + backward * (target.micro_steps - 1) + (target.waits + again)[:, None]
     ready = before[:, :, None] + target.ready[:, None, :] * backward[:, :, None]
     return Replay(ready=ready, compute_end=before + backward, transfer=target.transfer), again

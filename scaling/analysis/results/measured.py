@@ -236,8 +236,8 @@ def _tell(*numbers: float | Measured) -> bool:
 
 def _quadrature(*errors: float | None) -> float | None:
     """The root of the sum of squares; None where an error is not known."""
-    known = [error for error in errors if error is not None]
-    return sum(error**2 for error in known) ** 0.5 if len(known) == len(errors) else None
+    given = [error for error in errors if error is not None]
+    return sum(error**2 for error in given) ** 0.5 if len(given) == len(errors) else None
 
 
 def ratio_of(top: Measured | None, bottom: Measured | None) -> Measured | None:
@@ -247,11 +247,11 @@ def ratio_of(top: Measured | None, bottom: Measured | None) -> Measured | None:
     """
     if not (top and bottom and bottom.value):
         return None
-    found, halves = top / bottom, [number.log_half_width for number in (top, bottom)]
-    known = [half for half in halves if half is not None]
-    if found.least > 0 or len(known) < len(halves):
-        return found
-    return Measured.around_log(found.value, math.hypot(*known), found.n)
+    ratio, halves = top / bottom, [number.log_half_width for number in (top, bottom)]
+    given = [half for half in halves if half is not None]
+    if ratio.least > 0 or len(given) < len(halves):
+        return ratio
+    return Measured.around_log(ratio.value, math.hypot(*given), ratio.n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +261,9 @@ class AtSize:
     world_size: int
 
 
-Found = TypeVar("Found", bound=AtSize)
+Result = TypeVar("Result", bound=AtSize)
 
 
-def at(world_size: int, results: Iterable[Found]) -> Found | None:
+def at(world_size: int, results: Iterable[Result]) -> Result | None:
     """The first result of a world size; None where there is none."""
-    return next((one for one in results if one.world_size == world_size), None)
+    return next((result for result in results if result.world_size == world_size), None)

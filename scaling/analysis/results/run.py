@@ -46,7 +46,7 @@ class RunInfo:
     def unreal(self) -> str:
         """What of the run is not real, in two words; empty where all of it is."""
         both = ((self.simulated, "SIMULATED accelerators"), (self.synthetic, "SYNTHETIC compute"))
-        return ", ".join(name for held, name in both if held)
+        return ", ".join(name for holds, name in both if holds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

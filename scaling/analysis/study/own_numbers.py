@@ -56,65 +56,65 @@ def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[st
     value = rates[0] if rates else 1 - min(count, 1)
     name = names[value] if value < len(names) else ""
     seconds = bool(_TIMES.search(name)) and not _RATES.search(name)
-    found: dict[int, list[float]] = {}
+    totals: dict[int, list[float]] = {}
     for number, words in enumerate(body, 2 if names else 1):
         n, rate = (_number(words[k]) if k < len(words) else None for k in (count, value))
         if n is None or n != int(n) or not 1 <= n < 10**7 or rate is None or rate <= 0:
             raise InputError(f"{where}, row {number}: {' '.join(words)[:60]!r}; {EXPECTED}")
         whole = n / rate if seconds else rate * n if _EACH.search(name) else rate
-        found.setdefault(int(n), []).append(whole)
-    if len(found) < 2:
+        totals.setdefault(int(n), []).append(whole)
+    if len(totals) < 2:
         raise InputError(
-            f"{where}: {len(found)} number of GPUs; two or more are needed for a speedup; {EXPECTED}"
+            f"{where}: {len(totals)} number of GPUs; two or more are needed for a speedup; {EXPECTED}"
         )
     assumed = []
     if seconds:
         assumed.append(f"{name} is a step's time with the same batch a GPU everywhere (weak scaling)")
     elif _EACH.search(name):
         assumed.append(f"{name} is multiplied by the GPUs")
-    return _derived(found), tuple(assumed)
+    return _derived(totals), tuple(assumed)
 
 
 def concluded(numbers: Sequence[OwnNumber]) -> tuple[str, ...]:
     """Sentences: where it breaks, and why the numbers may not be what they seem."""
     first, last = numbers[0], numbers[-1]
-    said = []
+    sentences = []
     steps = list(pairwise(numbers))
     breaks = next((s for s in steps if (s[1].kept or 0) < KEPT), None)
     if breaks is None:
-        said.append(
+        sentences.append(
             f"no break: each step to more GPUs keeps {min(n.kept or 1 for n in numbers):.0%} or more a GPU"
         )
     else:
         worst = min(steps, key=lambda s: s[1].kept or 0)
         for a, b in dict.fromkeys((breaks, worst)):
             times = b.world_size / a.world_size
-            said.append(
+            sentences.append(
                 f"breaks from {a.world_size} to {b.world_size} GPUs: {times:.3g} times the GPUs give "
                 f"{b.throughput / a.throughput:.3g} times the throughput ({b.kept:.0%} a GPU is kept)"
             )
     odd = [n for n in numbers if n.efficiency > ABOVE]
     if odd:
-        said.append(
+        sentences.append(
             f"{odd[0].world_size} GPUs are more than {odd[0].world_size / first.world_size:.3g} times as fast as "
             f"{first.world_size}: these are not the same training (batch a GPU, warm-up, memory)"
         )
     flat = max(n.throughput for n in numbers) < 1.15 * min(n.throughput for n in numbers)
     if flat and last.world_size >= 2 * first.world_size:
-        said.append(
+        sentences.append(
             "all throughputs are nearly equal: if they are per GPU, name the column so (samples_per_s_per_gpu)"
         )
     if first.world_size > 1:
-        said.append(
+        sentences.append(
             f"nothing was measured on one GPU: the loss up to {first.world_size} GPUs is not in these numbers"
         )
     if all(n.rows == 1 for n in numbers):
-        said.append(
+        sentences.append(
             "one number each: differences of a few percent may be noise; repeat a row to see how far it varies"
         )
     else:
-        said.append(f"rows of one world size differ by up to {max(n.apart for n in numbers):.1%}")
-    return tuple(said)
+        sentences.append(f"rows of one world size differ by up to {max(n.apart for n in numbers):.1%}")
+    return tuple(sentences)
 
 
 def to_measure(numbers: Sequence[OwnNumber]) -> tuple[int, ...]:
@@ -123,8 +123,8 @@ def to_measure(numbers: Sequence[OwnNumber]) -> tuple[int, ...]:
     return tuple(sorted({numbers[0].world_size, a.world_size, b.world_size}))
 
 
-def _derived(found: dict[int, list[float]]) -> tuple[OwnNumber, ...]:
-    means = {n: fmean(values) for n, values in sorted(found.items())}
+def _derived(totals: dict[int, list[float]]) -> tuple[OwnNumber, ...]:
+    means = {n: fmean(values) for n, values in sorted(totals.items())}
     first, base = next(iter(means.items()))
     each = {n: rate / n for n, rate in means.items()}
     before = dict(zip(list(means)[1:], means, strict=False))
@@ -132,8 +132,8 @@ def _derived(found: dict[int, list[float]]) -> tuple[OwnNumber, ...]:
         OwnNumber(
             world_size=n,
             throughput=rate,
-            rows=len(found[n]),
-            apart=max(found[n]) / min(found[n]) - 1,
+            rows=len(totals[n]),
+            apart=max(totals[n]) / min(totals[n]) - 1,
             speedup=rate / base,
             efficiency=rate / base / (n / first),
             kept=each[n] / each[before[n]] if n in before else None,

@@ -64,9 +64,9 @@ def read_size(path: str, analysis: Analysis, run: RunRecords) -> Size:
         return Size(path=path, plan=plan, analysis=analysis, launch_ns=(), shares={})
     rounds = arms(records, plan).rounds
     steps, launch = rounds.values[PLAIN], rounds.launch
-    there = np.isfinite(steps)
-    means = tuple(float(steps[there & (launch == k)].mean()) for k in np.unique(launch[there]))
-    found = {
+    finite = np.isfinite(steps)
+    means = tuple(float(steps[finite & (launch == k)].mean()) for k in np.unique(launch[finite]))
+    measured = {
         "compute": _share(rounds, *COMPUTE),
         "input": _share(rounds, "input"),
         "host": _share(rounds, "host"),
@@ -74,7 +74,7 @@ def read_size(path: str, analysis: Analysis, run: RunRecords) -> Size:
             lambda m: 1 - sum((m[f"typical.{PROBE}.{phase}"] for phase in PHASES), np.zeros(1)) / m[PROBE]
         ),
     }
-    shares = {name: share for name, share in found.items() if share is not None}
+    shares = {name: share for name, share in measured.items() if share is not None}
     return Size(path=path, plan=plan, analysis=analysis, launch_ns=means, shares=shares)
 
 
@@ -87,10 +87,10 @@ def _share(rounds: Rounds, *phases: str) -> Measured | None:
 LAUNCHES_DIFFER = "another launch of the same script can be up to a fifth slower or faster"
 
 
-def warnings(sizes: Sequence[Size], found: Study) -> tuple[str, ...]:
+def warnings(sizes: Sequence[Size], study: Study) -> tuple[str, ...]:
     """What the intervals cover, and what the runs do not have in common."""
     lines = []
-    if found.covers == "within":
+    if study.covers == "within":
         lines.append(
             "one launch at each world size: the intervals cover what differs within these launches, and not what "
             f"differs from launch to launch ({LAUNCHES_DIFFER}); repeat the launches in turns"
@@ -108,40 +108,40 @@ def warnings(sizes: Sequence[Size], found: Study) -> tuple[str, ...]:
         lines.append(
             f"micro-steps in a step differ between world sizes: {', '.join(map(str, sorted(steps)))}"
         )
-    if found.base_world_size > 1:
+    if study.base_world_size > 1:
         lines.append(
-            f"no run at world size 1, so efficiency and speedup are relative to {found.base_world_size} ranks, and the "
+            f"no run at world size 1, so efficiency and speedup are relative to {study.base_world_size} ranks, and the "
             "loss is not split by cause"
         )
     return tuple(lines)
 
 
-def quality(sizes: Sequence[Size], found: Study, points: Sequence[Point], first: Sequence[str]) -> Quality:
+def quality(sizes: Sequence[Size], study: Study, points: Sequence[Point], first: Sequence[str]) -> Quality:
     """The runs' qualities together."""
     each = [(size.world_size, size.analysis.quality) for size in sizes]
-    bounds = [one.clock_bound_us for _, one in each if one.clock_bound_us is not None]
-    device = [one.device_clock_bound_us for _, one in each if one.device_clock_bound_us is not None]
+    bounds = [q.clock_bound_us for _, q in each if q.clock_bound_us is not None]
+    device = [q.device_clock_bound_us for _, q in each if q.device_clock_bound_us is not None]
     reached = []
-    if found.launch_spread is not None:
+    if study.launch_spread is not None:
         reached.append(
-            f"launches of one world size differ by {found.launch_spread:.1%} (standard deviation, pooled over world "
-            f"sizes, {found.degrees} degrees of freedom); the intervals of steps and efficiencies cover that"
+            f"launches of one world size differ by {study.launch_spread:.1%} (standard deviation, pooled over world "
+            f"sizes, {study.degrees} degrees of freedom); the intervals of steps and efficiencies cover that"
         )
     last = points[-1].efficiency
     if last is not None and last.half_width is not None:
-        known = f"known to ±{two_digits(100 * last.half_width)} points"
+        precise = f"known to ±{two_digits(100 * last.half_width)} points"
         unknown = f"{UNKNOWN}: its steps or launches were too few or too uneven"
-        reached.append(f"efficiency at {points[-1].world_size} ranks is {known if last.tells else unknown}")
+        reached.append(f"efficiency at {points[-1].world_size} ranks is {precise if last.tells else unknown}")
     return Quality(
-        contended_blocks=sum(one.contended_blocks for _, one in each),
-        dropped_samples=sum(one.dropped_samples for _, one in each),
-        dropped_blocks=sum(one.dropped_blocks for _, one in each),
+        contended_blocks=sum(q.contended_blocks for _, q in each),
+        dropped_samples=sum(q.dropped_samples for _, q in each),
+        dropped_blocks=sum(q.dropped_blocks for _, q in each),
         clock_bound_us=max(bounds, default=None),
         device_clock_bound_us=max(device, default=None),
         reached=tuple(reached),
         warnings=(
             *first,
-            *(_at(n, line) for n, one in each for line in one.warnings),
+            *(_at(n, line) for n, q in each for line in q.warnings),
         ),
     )
 
@@ -157,7 +157,7 @@ def _at(n: int, line: str) -> str:
 ONE_EACH = "one launch at each world size, and launches differ, so this is a hint, not a finding"
 
 
-def causes(size: Size, point: Point, base: Size, found: Study, compared: int) -> tuple[Verdict, ...]:
+def causes(size: Size, point: Point, base: Size, study: Study, compared: int) -> tuple[Verdict, ...]:
     """The causes that the run itself shows, and compute that has become slower; largest first.
 
     `compared`: world sizes that are compared with the base.
@@ -165,22 +165,22 @@ def causes(size: Size, point: Point, base: Size, found: Study, compared: int) ->
     if point.world_size == base.world_size or point.efficiency is None:
         return ()
     well = point.efficiency.surely_above(SCALES_WELL)
-    there = [
+    verdicts = [
         v for v in size.analysis.verdicts if v.cause not in NO_CAUSE and (well or not _as_at_base(v, point))
     ]
-    there += _slower(size, point, base, found, compared)
-    if there:
-        return tuple(sorted(there, key=lambda v: -(v.share.value if v.share else 0.0)))
+    verdicts += _slower(size, point, base, study, compared)
+    if verdicts:
+        return tuple(sorted(verdicts, key=lambda v: -(v.share.value if v.share else 0.0)))
     if well:
         return (
             Verdict(
                 cause="scales_well",
                 world_size=point.world_size,
                 share=None,
-                confidence="low" if _doubts(size, base, found) else "high",
+                confidence="low" if _doubts(size, base, study) else "high",
                 evidence=(
                     f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",
-                    *_doubts(size, base, found),
+                    *_doubts(size, base, study),
                 ),
             ),
         )
@@ -204,7 +204,7 @@ def _as_at_base(verdict: Verdict, point: Point) -> bool:
     return grown is not None and not (grown.surely_above(0) and grown.value > NOTABLE)
 
 
-def _slower(size: Size, point: Point, base: Size, found: Study, compared: int) -> list[Verdict]:
+def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -> list[Verdict]:
     """Compute that takes longer than at the base; never more than a hint with one launch at each size."""
     share = point.loss.slower_compute if point.loss else None
     confidence = confidence_of(share, compared) if share and share.value > point.overhead.floor else ""
@@ -215,24 +215,24 @@ def _slower(size: Size, point: Point, base: Size, found: Study, compared: int) -
     here = (size.shares["compute"] * size.point.step_ms.value).value
     before = (base.shares["compute"] * base.point.step_ms.value).value
     smaller = size.batch / base.batch if base.batch and size.batch else 1.0
-    of = "" if smaller == 1 else f", of which this batch's share is {before * smaller:.3g} ms"
-    said = (
+    batch_share = "" if smaller == 1 else f", of which this batch's share is {before * smaller:.3g} ms"
+    evidence = (
         f"forward, backward and optimizer take {here:.3g} ms at {size.world_size} ranks and {before:.3g} ms at "
-        f"{base.world_size}{of}; waits for other ranks are left out",
+        f"{base.world_size}{batch_share}; waits for other ranks are left out",
         "ranks that share cores, caches or memory slow each other, and so does communication during compute; "
         "probe.baseline(step) separates the two",
     )
-    verdict = named("slower_compute", point, share, said, (), confidence)
-    if doubts := _doubts(size, base, found):
-        verdict = dataclasses.replace(verdict, confidence="low", evidence=(*said, *doubts))
+    verdict = named("slower_compute", point, share, evidence, (), confidence)
+    if doubts := _doubts(size, base, study):
+        verdict = dataclasses.replace(verdict, confidence="low", evidence=(*evidence, *doubts))
     return [verdict]
 
 
-def _doubts(size: Size, base: Size, found: Study) -> tuple[str, ...]:
+def _doubts(size: Size, base: Size, study: Study) -> tuple[str, ...]:
     """Why a difference between launches is only a hint."""
-    contended = [one.world_size for one in (base, size) if one.analysis.quality.contended]
+    contended = [s.world_size for s in (base, size) if s.analysis.quality.contended]
     other = f"other programs ran during the launches at world size {', '.join(map(str, contended))}"
     return (
-        *((ONE_EACH,) if found.covers == "within" else ()),
+        *((ONE_EACH,) if study.covers == "within" else ()),
         *((f"{other}, so this is a hint, not a finding",) if contended else ()),
     )

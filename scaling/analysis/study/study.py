@@ -42,8 +42,8 @@ from scaling.settings.plan import Plan
 _SAME = ("model", "precision", "device", "backend")
 
 
-def study(sizes: Sequence[Size], said: Sequence[str] = ()) -> tuple[Analysis, Plan]:
-    """The runs as one Analysis, with a Plan that has all world sizes; `said`: warnings to put first.
+def study(sizes: Sequence[Size], notes: Sequence[str] = ()) -> tuple[Analysis, Plan]:
+    """The runs as one Analysis, with a Plan that has all world sizes; `notes`: warnings to put first.
 
     InputError where they are no study: one world size, two runs of the same one, other models, or unequal batches.
     """
@@ -52,7 +52,7 @@ def study(sizes: Sequence[Size], said: Sequence[str] = ()) -> tuple[Analysis, Pl
     base, largest = sizes[0], sizes[-1]
     spread, degrees = launch_spread([size.launch_ns for size in sizes])
     points = tuple(_point(size, base, spread, degrees) for size in sizes)
-    found = Study(
+    summary = Study(
         runs=tuple(map(_run, sizes)),
         base_world_size=base.world_size,
         covers="within" if spread is None else "launches",
@@ -71,25 +71,25 @@ def study(sizes: Sequence[Size], said: Sequence[str] = ()) -> tuple[Analysis, Pl
     run = dataclasses.replace(
         largest.analysis.run,
         mode=mode,
-        started=min(one.run.started for one in each),
-        duration_s=sum(one.run.duration_s for one in each),
-        launches=sum(one.run.launches for one in each),
+        started=min(part.run.started for part in each),
+        duration_s=sum(part.run.duration_s for part in each),
+        launches=sum(part.run.launches for part in each),
     )
     analysis = Analysis(
         schema=SCHEMA,
         run=run,
         points=points,
-        fabric=Fabric(levels=tuple(chain.from_iterable(one.fabric.levels for one in each))),
+        fabric=Fabric(levels=tuple(chain.from_iterable(part.fabric.levels for part in each))),
         inference=(),
         verdicts=tuple(
             chain.from_iterable(
-                causes(size, point, base, found, len(sizes) - 1)
+                causes(size, point, base, summary, len(sizes) - 1)
                 for size, point in zip(sizes, points, strict=True)
             )
         ),
-        quality=quality(sizes, found, points, (*said, *warnings(sizes, found))),
-        trials=tuple(chain.from_iterable(one.trials for one in each)),
-        study=found,
+        quality=quality(sizes, summary, points, (*notes, *warnings(sizes, summary))),
+        trials=tuple(chain.from_iterable(part.trials for part in each)),
+        study=summary,
     )
     return analysis, plan
 
@@ -134,10 +134,10 @@ def _checked(sizes: Sequence[Size]) -> str:
             f"{', '.join(s.path for s in sizes)}: all at world size {ranks[0]}; runs at two world sizes or more are "
             "expected"
         )
-    for one, other in pairwise(sizes):
-        if one.world_size == other.world_size:
+    for run, other in pairwise(sizes):
+        if run.world_size == other.world_size:
             raise InputError(
-                f"{one.path} and {other.path}: both at world size {one.world_size}; launches of one world size belong "
+                f"{run.path} and {other.path}: both at world size {run.world_size}; launches of one world size belong "
                 "into one folder, Probe(run_dir=...), to be resampled together"
             )
     for size in sizes:
@@ -172,21 +172,20 @@ def _mode(sizes: Sequence[Size]) -> str:
 
 def _point(size: Size, base: Size, spread: float | None, degrees: int) -> Point:
     """The run's own point, relative to the base."""
-    own, step, least = size.point, size.point.step_ms, base.point.step_ms
+    point, step, least = size.point, size.point.step_ms, base.point.step_ms
     m, n = base.world_size, size.world_size
     if step is None or least is None:
-        return dataclasses.replace(own, base_world_size=m, efficiency=None, speedup=None, loss=None)
+        return dataclasses.replace(point, base_world_size=m, efficiency=None, speedup=None, loss=None)
 
     share = size.batch / base.batch if size.batch and base.batch else 1.0
-    ratio = least.value * share / step.value
     within = [x.log_half_width for x in (step, least)]
     half = math.hypot(*(x for x in within if x is not None)) if None not in within else None
     counts = (len(base.launch_ns), len(size.launch_ns))
-    found = Measured.around_log(ratio, half, min(step.n, least.n))
-    efficiency = Measured(1.0, 1.0, 1.0, step.n) if n == m else over_launches(found, spread, degrees, *counts)
-    rate = own.samples_per_s
+    ratio = Measured.around_log(least.value * share / step.value, half, min(step.n, least.n))
+    efficiency = Measured(1.0, 1.0, 1.0, step.n) if n == m else over_launches(ratio, spread, degrees, *counts)
+    rate = point.samples_per_s
     return dataclasses.replace(
-        own,
+        point,
         step_ms=over_launches(step, spread, degrees, counts[1]),
         samples_per_s=rate and over_launches(rate, spread, degrees, counts[1]),
         speedup=efficiency * (n / m),
@@ -205,18 +204,18 @@ def _loss(size: Size, base: Size, efficiency: Measured) -> Loss | None:
     def grown(name: str) -> Measured:
         return here[name] - efficiency * alone[name]
 
-    own = size.point.loss
-    known = {
-        name: getattr(own, name)
+    loss = size.point.loss
+    terms = {
+        name: getattr(loss, name)
         for name in ("straggler", "imbalance", "link_latency", "link_bandwidth")
-        if own is not None and getattr(own, name) is not None
+        if loss is not None and getattr(loss, name) is not None
     }
     return Loss(
         slower_compute=grown("compute"),
         input=grown("input"),
         host=grown("host"),
-        **known,
-        unexplained=grown("waits") - sum(known.values(), Measured(0.0, 0.0, 0.0, here["waits"].n)),
+        **terms,
+        unexplained=grown("waits") - sum(terms.values(), Measured(0.0, 0.0, 0.0, here["waits"].n)),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.network import links
-from scaling.analysis.network.cliffs import said
+from scaling.analysis.network.cliffs import sentence
 from scaling.records import files
 from scaling.settings.topology import Level
 from scaling.traces.job_log import findings_in
@@ -132,7 +132,7 @@ def _section_lines(section: Section, own: float, others: str | None) -> list[str
         elif section.of(mode):
             lines.append(f"# fit         {mode}: none ({_why_no_fit(section, mode)})")
     lines += [
-        f"# cliff       {said(cliff)}{'' if mode == 'both' else f' ({mode} alone)'}"
+        f"# cliff       {sentence(cliff)}{'' if mode == 'both' else f' ({mode} alone)'}"
         for cliff, mode in section.cliffs
     ]
     lines += [f"# MISTAKE     {text}" for text in _mistakes(section)]

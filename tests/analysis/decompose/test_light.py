@@ -29,7 +29,7 @@ def test_what_a_rank_does_not_wait_it_does_by_itself():
         step(0, sync_end=80, buffer_wait=2, forward_wait=3, backward_wait=4, earlier_wait=1),
         step(1, sync_end=60),
     )
-    assert (light.own[0, 3] / MS).tolist() == [[60, 90]]
+    assert (light.own_ns[0, 3] / MS).tolist() == [[60, 90]]
     assert (light.waited[0, 3] / MS).tolist() == [40, 10]
 
 

@@ -221,7 +221,7 @@ def trained(late_ms, *, buffers=True):
 def cost_of(stamps, rank):
     """What a rank costs the step: replayed as it was, less without its lateness."""
     cycles = list(cycles_of((0, 0), stamps, merge(stamps)))
-    assert [cycle.of for cycle in cycles] == [2, 2]
+    assert [cycle.per_step for cycle in cycles] == [2, 2]
     period = sum(cycle.replay.period().mean() for cycle in cycles)
     assert period == pytest.approx((stamps.end - stamps.begin).mean())
     return period - sum(cycle.replay.without([rank]).period().mean() for cycle in cycles)

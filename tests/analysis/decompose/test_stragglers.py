@@ -27,12 +27,12 @@ def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, h
     n, steps = len(extra_ms), 5
     rng = np.random.default_rng(seed)
     index = pl.DataFrame({"launch": [0] * rounds, "round": list(range(rounds))})
-    cycles, light = [], Light(own={}, waited={}, alike={})
+    cycles, light = [], Light(own_ns={}, waited={}, alike={})
     for number in range(rounds):
         extra = np.array(extra_ms) * MS + noise_ms * MS * rng.standard_normal((steps, n))
         ready = np.stack([0 * extra, BUCKET + extra] if early_ms else [BUCKET + extra], axis=2)
         transfer = np.array([early_ms * MS, TRANSFER] if early_ms else [TRANSFER])
-        light.own[0, number] = COMPUTE + extra
+        light.own_ns[0, number] = COMPUTE + extra
         light.waited[0, number] = (extra.max(axis=1, keepdims=True) - extra).mean(axis=0)
         cycles.append(
             Cycle(

@@ -94,7 +94,7 @@ def program(own, transfer=(10.0, 2.0), beside=HOSTS):
     shape = (1, 4, 2)
     return Program(
         marks=MARKS,
-        own=np.array([[[at, at, 3, 3] for at in own]], dtype=float),
+        own_ns=np.array([[[at, at, 3, 3] for at in own]], dtype=float),
         transfer=np.broadcast_to(np.array(transfer, dtype=float), shape).copy(),
         lag=np.zeros(shape),
         members=(PAIRS, WITHIN),

@@ -20,7 +20,7 @@ def program(own, transfer=(10.0, 20.0), *, ranks=2, members=None, channel=FIFO, 
     shape = (1, ranks, len(transfer))
     return Program(
         marks=marks,
-        own=np.array([own], dtype=float),
+        own_ns=np.array([own], dtype=float),
         transfer=np.broadcast_to(np.array(transfer, dtype=float), shape).copy(),
         lag=np.zeros(shape),
         members=members or tuple((tuple(range(ranks)),) for _ in transfer),

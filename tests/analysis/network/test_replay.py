@@ -111,7 +111,7 @@ def test_a_replayed_broadcast_holds_up_those_alone_that_wait_for_it():
     everybody = ((0, 1, 2),)
     program = Program(
         marks=MARKS,
-        own=own,
+        own_ns=own,
         transfer=transfer,
         lag=np.zeros((1, 3, 2)),
         members=(everybody, everybody),

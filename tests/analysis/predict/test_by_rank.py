@@ -51,7 +51,7 @@ def test_stretches_follow_each_other_and_leave_nothing_out(monkeypatch):
 
 
 def test_rounds_that_a_rank_lacks_are_told(values, each):
-    masks = ByRank.of({"input": values}, each.weights).there()
+    masks = ByRank.of({"input": values}, each.weights).present()
     assert sorted(mask.tolist() for mask in masks) == [[True, True, False, True, True, True], [True] * ROUNDS]
 
 
