@@ -204,6 +204,7 @@ def _verdicts(
         found = list(
             contradictions.undecided(found, contradictions.contradictions(p, buffers_share), p.world_size)
         )
+        found = list(untracked_traffic.without_late(found, run.usable.trial(p.world_size)))
     found = [details.with_reason(v, unused) for v in found]
     if plan.kind.followed:
         found = [own_loop.in_code(v) for v in found]

@@ -278,6 +278,12 @@ class BlockRecord:
     """Runs by cases: the most memory that the process held during the block."""
     withheld: str = ""
     """Why a block that was to be detailed has no CollectiveRows: DISTURBS or UNKNOWN_STREAM. Older files lack it."""
+    sent_bytes: int = -1
+    """Own loops: bytes of a step's collectives and messages that Python began; -1: not counted. Older files lack it."""
+    unclaimed_bytes: int = 0
+    """Own loops: those of them that nobody was seen to wait for."""
+    polled: int = 0
+    """Own loops: collectives of which the loop asked whether they are done, and they were not."""
     parameters: list[tuple[int, int]] = field(default_factory=list)
     """ddp_solo: (bytes, ready ns since the step's begin) of each parameter, mean over the steps."""
 

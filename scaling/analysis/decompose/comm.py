@@ -60,7 +60,8 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
         )
 
     return Comm(
-        bytes_per_step=total,
+        bytes_per_step=total or max(0, records.beside.bytes),
+        unclaimed_bytes=None if records.beside.bytes < 0 else records.beside.unclaimed_bytes,
         gradient_bytes=records.gradient_bytes or None,
         reductions=records.reductions(plan),
         buckets=buckets,

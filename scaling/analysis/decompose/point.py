@@ -17,7 +17,7 @@ from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
 from scaling.analysis.decompose.unit_stamps import simulated
 from scaling.analysis.network.replay import Barrier, Replay
-from scaling.analysis.quality import clocks
+from scaling.analysis.quality import clocks, untracked_traffic
 from scaling.analysis.results import ArmTimes, Degrees, Measured, Overhead, PeakMemory, Point, StepParts
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, equal_arms_apart
 from scaling.settings.plan import Plan
@@ -107,7 +107,7 @@ def point(
         straggler=describe(late, readings.evened, typical, rounds, readings.explained_ns) if late else None,
         overhead=overhead,
         comm=comm(rounds, records, plan, clock_bound_ns, overhead.floor)
-        if n > 1 and (records.bucket_bytes or records.sent)
+        if n > 1 and (records.bucket_bytes or records.sent or records.beside.bytes > 0)
         else None,
         memory=memory or PeakMemory(),
         loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),
@@ -151,7 +151,8 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     hosts = [plan.spec.topology.host_of(rank) for rank in range(n)]
     rounds = rounds.extend(imbalance.quantities(records))
     of_tokens = imbalance.effect(records, rounds)
-    late = imbalance.late_apart(records, rounds, of_tokens, _overhead(rounds).floor, hosts)
+    seen = not untracked_traffic.hides_waits(records)
+    late = imbalance.late_apart(records, rounds, of_tokens, _overhead(rounds).floor, hosts) if seen else None
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     return Arms(

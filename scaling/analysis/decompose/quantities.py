@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -131,6 +131,20 @@ class Cycle:
     """Cycles of one step."""
 
 
+class Beside(NamedTuple):
+    """What an own loop sends by calls in Python, DDP's reducer apart, and what nobody was seen to wait for."""
+
+    bytes: int = -1
+    """A rank's and step's; -1: not counted."""
+    unclaimed_bytes: int = 0
+    """Of the rank with most of them."""
+    polled: bool = False
+    """Whether a loop asked if some collective is done instead of waiting."""
+
+
+NOTHING = Beside()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecords:
     """What was recorded of one trial, per round and rank."""
@@ -167,6 +181,8 @@ class TrialRecords:
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_turns.Turns)."""
     light: Light | None = None
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
+    beside: Beside = NOTHING
+    """What an own loop's own calls send."""
     tokens: TokenRows | None = None
     """What an own loop told of its steps' tokens; None where it told nothing."""
     devices: Frame = field(default_factory=lambda: pl.LazyFrame(schema=DEVICE_COLUMNS))

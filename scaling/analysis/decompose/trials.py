@@ -5,6 +5,7 @@ A trial is read once, whoever asks for it: means over blocks, and what all ranks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -19,6 +20,7 @@ from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
     DURATIONS,
     PHASES,
+    Beside,
     Cycle,
     Sent,
     TrialRecords,
@@ -120,9 +122,21 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
         light=read_light(steps, n, shared=DISTURBS in withheld(tables, n)),
+        beside=_beside(tables.blocks, n),
         tokens=read_tokens(steps, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
     )
+
+
+def _beside(blocks: Frame, n: int) -> Beside:
+    """What Python was seen to send in the light steps of an own loop."""
+    counted = (pl.col("world_size") == n) & (pl.col("arm") == PROBE) & ~pl.col("detailed")
+    means = pl.col("sent_bytes", "unclaimed_bytes").mean(), pl.col("polled").sum()
+    each = in_memory(blocks.filter(counted & (pl.col("sent_bytes") >= 0)).group_by("rank").agg(*means))
+    if each.is_empty():
+        return Beside()
+    sent, unclaimed, polled = each.select("sent_bytes", "unclaimed_bytes", "polled").max().row(0)
+    return Beside(math.ceil(sent), math.ceil(unclaimed), polled > 0)
 
 
 def withheld(tables: Tables, n: int) -> tuple[str, ...]:

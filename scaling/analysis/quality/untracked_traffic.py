@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
+from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.results import Verdict
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
@@ -108,6 +110,38 @@ def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...
         ),
         *kept,
     )
+
+
+LITTLE = 0.01
+"""A smaller share of a step's bytes may be unclaimed, where the loop asked for none of them instead of waiting."""
+UNCLAIMED = "were not seen to be waited for, so who is late is not known"
+
+
+def hides_waits(records: TrialRecords) -> bool:
+    """Whether ranks may have waited for each other where nobody saw it, so that own times do not say who is late."""
+    return records.beside.polled or _unclaimed(records) > LITTLE
+
+
+def _unclaimed(records: TrialRecords) -> float:
+    """The share of a step's bytes that nobody was seen to wait for."""
+    sent = max(1, records.beside.bytes, sum(records.bucket_bytes))
+    return records.beside.unclaimed_bytes / sent
+
+
+def without_late(verdicts: Sequence[Verdict], records: TrialRecords) -> tuple[Verdict, ...]:
+    """The verdicts, or why there are none at a world size at which waits are hidden."""
+    if not hides_waits(records):
+        return tuple(verdicts)
+    why, n = f"{_unclaimed(records):.0%} of the bytes that a step sends {UNCLAIMED}", records.trial.world_size
+    if records.beside.polled:
+        why += "; the loop asked whether they had arrived instead (Work.is_completed); wait() would be seen"
+    hidden = Verdict(cause="undecided", world_size=n, share=None, confidence="low", evidence=(why,))
+    return (hidden, *(v for v in verdicts if v.world_size != n))
+
+
+def of_hidden_waits(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those of `without_late`."""
+    return [v for v in verdicts if any(UNCLAIMED in line for line in v.evidence)]
 
 
 def doubts(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:

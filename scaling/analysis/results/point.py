@@ -170,7 +170,7 @@ class Comm:
     """Traffic of one step."""
 
     bytes_per_step: int
-    """Payload that each rank reduces in a step."""
+    """Payload that each rank reduces in a step; of a loop whose collectives are not told apart, all that it begins."""
     buckets: tuple[Bucket, ...]
     busbw_gbit_s: Measured | None
     curve_share: Measured | None
@@ -190,6 +190,11 @@ class Comm:
     """Shortest duration of the collectives on any one rank's clock, over their duration by all clocks together."""
     collectives: tuple[Collective, ...] = ()
     """By kind, phase and communicator."""
+    unclaimed_bytes: int | None = None
+    """Own loops: what a rank sends in a step and nobody was seen to wait for.
+
+    No rank is named late where it is more than a small share, or where the loop asked for its end instead of waiting.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from scaling.analysis.decompose.point import arms
 from scaling.analysis.decompose.trials import RunRecords
+from scaling.analysis.quality.untracked_traffic import of_hidden_waits
 from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
@@ -164,6 +165,8 @@ def causes(size: Size, point: Point, base: Size, study: Study, compared: int) ->
     """
     if point.world_size == base.world_size or point.efficiency is None:
         return ()
+    if hidden := of_hidden_waits(size.analysis.verdicts):
+        return tuple(hidden)
     well = point.efficiency.surely_above(SCALES_WELL)
     verdicts = [
         v for v in size.analysis.verdicts if v.cause not in NO_CAUSE and (well or not _as_at_base(v, point))

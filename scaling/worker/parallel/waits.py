@@ -40,6 +40,7 @@ from scaling.settings.schedule import PHASES
 from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.parallel.claims import END_COALESCING, MESSAGES, Begun, Claims
 from scaling.worker.parallel.guard import around
 from scaling.worker.parallel.strategy import ANYWHERE, BACKWARD, BUFFERS, FORWARD, Wait
 from scaling.worker.parallel.tap import SELECT, Seen, Tap
@@ -50,7 +51,7 @@ _CALLS_OF_GROUPS = (
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
     *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall", "alltoall_base"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single"),
-    *("reduce_scatter_single_coalesced", "monitored_barrier", "send", "recv", "recv_anysource"),
+    *("reduce_scatter_single_coalesced", "monitored_barrier", *MESSAGES, END_COALESCING),
 )
 """What torch.distributed calls of a process group in Python; older torch lacks a few."""
 
@@ -61,29 +62,28 @@ class Waits:
     Python waits by `Work.wait`, by `Future.wait`, by the operator `wait_tensor` (DTensor), and inside of calls that
     are not asynchronous; DDP's broadcast of buffers waits in C++. These are replaced while it is open. On the host's
     back ends (Gloo) a call may block as well, so it counts from its begin to its end. On an accelerator the stamps are
-    events on the stream that computes, with nothing between them where that stream waits for nothing. Waits of other
-    threads, and on other streams, are not the loop's.
+    events on the stream that computes, with nothing between them where that stream waits for nothing. It also waits
+    for other streams and for events: that counts where these carry a collective. Waits of other threads are not the
+    loop's. `claims` tells what nobody was seen to wait for.
     """
 
-    def __init__(self, device: Accelerator) -> None:
-        self._stamp, self._host = device.clock.stamp, device.type == CPU
+    def __init__(self, device: Accelerator, *, reduces_behind: bool = False) -> None:
+        """`reduces_behind`: what backward begins is waited for in C++, by DDP's reducer."""
+        self._stamp, self._host, self._type = device.clock.stamp, device.type == CPU, device.type
+        self._reduces_behind = reduces_behind
         self._thread = threading.get_ident()
         self._stream: torch.Stream | None = None
         self._windows: list[Wait] = []
         self._waiting = threading.local()
+        self.claims = Claims()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[Waits]:
         """Stamp inside."""
         self._windows, self._stream = [], None if self._host else torch.accelerator.current_stream()
         waits = functools.partial(self._timed, ANYWHERE)
-        places: list[tuple[Any, str, Callable[..., Any]]]
-        places = [(dist.Work, "wait", waits), (torch._C.Future, "wait", waits)]  # noqa: SLF001
-        places += [(dist, "_broadcast_coalesced", functools.partial(self._timed, BUFFERS))]
-        places += [
-            (dist.ProcessGroup, n, self._begun) for n in _CALLS_OF_GROUPS if hasattr(dist.ProcessGroup, n)
-        ]
-        before = [(place, name, vars(place)[name]) for place, name, _ in places]  # bound to nothing
+        places = [(place, name, stand) for place, name, stand in self._places() if hasattr(place, name)]
+        before = [(place, name, vars(place).get(name)) for place, name, _ in places]  # bound to nothing
         library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
         operator = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001
 
@@ -99,22 +99,103 @@ class Waits:
         finally:
             library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
             for place, name, inner in before:
-                setattr(place, name, inner)
+                delattr(place, name) if inner is None else setattr(place, name, inner)
 
     def take(self) -> list[Wait]:
-        """The windows since the last call."""
+        """The windows since the last call, at the end of a step."""
+        self.claims.end_step()
         windows, self._windows = self._windows, []
         return windows
 
-    def _begun(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _places(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """What is replaced: where, by what name, and what stands around it."""
+        yield dist.Work, "wait", self._work_waited
+        yield dist.Work, "is_completed", self._work_polled
+        yield dist.Work, "get_future", self._future_asked
+        yield torch._C.Future, "wait", self._future_waited  # noqa: SLF001
+        yield torch._C.Future, "done", self._future_polled  # noqa: SLF001
+        yield dist, "_broadcast_coalesced", functools.partial(self._timed, BUFFERS)
+        for name in _CALLS_OF_GROUPS:
+            yield dist.ProcessGroup, name, functools.partial(self._begun, name)
+        module = None if self._host else torch.get_device_module(self._type)
+        stream, event = getattr(module, "Stream", None), getattr(module, "Event", None)
+        if isinstance(stream, type) and stream is not torch.Stream:  # torch's own cannot be changed
+            yield stream, "wait_stream", self._stream_waited
+            yield stream, "wait_event", self._event_waited
+        if isinstance(event, type) and event is not torch.Event:
+            yield event, "record", self._event_recorded
+            yield event, "wait", self._event_waits
+
+    def _begun(self, name: str, call: Callable[..., Any], group: Any, *args: Any, **named: Any) -> Any:
         """A call that starts communication: it blocks the host, or makes the current stream go through it."""
-        asynchronous = getattr(args[-1] if args else None, "asyncOp", True)
-        if self._host or not asynchronous:
-            return self._timed(ANYWHERE, call, *args, **named)
-        return call(*args, **named)
+        waits = not getattr(args[-1] if args else None, "asyncOp", True)
+        timed = functools.partial(self._timed, ANYWHERE, call) if self._host or waits else call
+        work = timed(group, *args, **named)
+        if self._in_loop():
+            noted, elsewhere = self.claims.begun(name, group.group_name, args, work), self._elsewhere()
+            if (waits and not self._host) or (self._reduces_behind and in_backward()):
+                self.claims.claim([noted], elsewhere if waits else None)
+        return work
+
+    def _work_waited(self, call: Callable[..., Any], work: Any, *args: Any, **named: Any) -> Any:
+        result = self._timed(ANYWHERE, call, work, *args, **named)
+        if self._in_loop():
+            self.claims.waited(work, self._elsewhere())
+        return result
+
+    def _work_polled(self, call: Callable[..., Any], work: Any) -> Any:
+        done = call(work)
+        if self._in_loop():
+            self.claims.polled(work, done=done)
+        return done
+
+    def _future_asked(self, call: Callable[..., Any], work: Any) -> Any:
+        self.claims.asked(work)
+        return call(work)
+
+    def _future_waited(self, call: Callable[..., Any], future: Any) -> Any:
+        result = self._timed(ANYWHERE, call, future)
+        if self._in_loop():
+            self.claims.claim(self.claims.of_futures(), self._elsewhere())
+        return result
+
+    def _future_polled(self, call: Callable[..., Any], future: Any) -> Any:
+        done = call(future)
+        for noted in self.claims.of_futures() if self._in_loop() and not done else ():
+            noted.polled = True
+        return done
+
+    def _stream_waited(self, call: Callable[..., Any], waiting: Any, awaited: Any) -> Any:
+        return self._passed(waiting, self.claims.on_stream(awaited.stream_id), call, waiting, awaited)
+
+    def _event_waited(self, call: Callable[..., Any], waiting: Any, event: Any) -> Any:
+        return self._passed(waiting, self.claims.at_event(event), call, waiting, event)
+
+    def _event_waits(self, call: Callable[..., Any], event: Any, stream: Any = None) -> Any:
+        waiting = torch.accelerator.current_stream() if stream is None else stream
+        return self._passed(waiting, self.claims.at_event(event), call, event, stream)
+
+    def _event_recorded(self, call: Callable[..., Any], event: Any, stream: Any = None) -> Any:
+        on = torch.accelerator.current_stream() if stream is None else stream
+        self.claims.recorded(event, on.stream_id)
+        return call(event, stream)
+
+    def _passed(self, waiting: Any, awaited: list[Begun], call: Callable[..., Any], *args: Any) -> Any:
+        """A stream waits for another one. The one that computes is stamped where it is the current one."""
+        if not awaited or not self._in_loop() or getattr(self._waiting, "inside", False):
+            return call(*args)
+        if waiting != self._stream:
+            result = call(*args)
+            self.claims.claim(awaited, waiting.stream_id)
+            return result
+        if self._elsewhere() is not None:  # no stamp is possible
+            return call(*args)
+        result = self._timed(ANYWHERE, call, *args)
+        self.claims.claim(awaited, None)
+        return result
 
     def _timed(self, phase: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        if getattr(self._waiting, "inside", False) or not self._of_loop():
+        if getattr(self._waiting, "inside", False) or not self._in_loop() or self._elsewhere() is not None:
             return call(*args, **named)
         self._waiting.inside, begin = True, self._stamp()
         try:
@@ -123,10 +204,16 @@ class Waits:
             self._waiting.inside = False
             self._windows.append(Wait(phase, begin, self._stamp()))
 
-    def _of_loop(self) -> bool:
-        """Whether the loop's thread waits, or one of autograd's for it, on the stream that computes."""
-        mine = threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1  # noqa: SLF001
-        return mine and (self._stream is None or torch.accelerator.current_stream() == self._stream)
+    def _in_loop(self) -> bool:
+        """Whether this is the loop's thread, or one of autograd's for it."""
+        return threading.get_ident() == self._thread or in_backward()
+
+    def _elsewhere(self) -> int | None:
+        """The id of the current stream where it is not the one that computes."""
+        if self._stream is None:
+            return None
+        current = torch.accelerator.current_stream()
+        return None if current == self._stream else current.stream_id
 
 
 def untraced(call: Callable[..., Any]) -> Callable[..., Any]:

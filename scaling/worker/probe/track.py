@@ -182,7 +182,9 @@ class Track:
             detail = self._detail_of(planned.detailed and not self._withheld) if planned.stamped else None
             self._open = _Open(planned, Usage(), detail)
             if planned.stamped:
-                self._open.waits = self._recording.enter_context(Waits(self._device).on())
+                self._open.waits = self._recording.enter_context(
+                    Waits(self._device, reduces_behind=self._reduces_behind).on()
+                )
             if detail is not None:
                 self._take = self._recording.enter_context(detail.taking())
             self._open.usage.begin = over or Reading.take()
@@ -269,6 +271,7 @@ class Track:
             lead_in=0,
             steps=len(steps),
             **block.usage.fields(),
+            **({} if block.waits is None else block.waits.claims.traffic()._asdict()),
         )
         return RecordedBlock(block=record, steps=steps, collectives=collectives)
 
