@@ -166,7 +166,9 @@ def comm_line(comm: Comm, rate_source: str) -> str:
     """What a step sends, at which bandwidth, and how that compares."""
     calls = sum(one.calls for one in comm.collectives)
     pieces = count(len(comm.buckets), "bucket") if comm.buckets else count(calls, "collective")
-    parts = [f"{format_bytes(comm.bytes_per_step)} per rank and step{f' in {pieces}' if comm.buckets or calls else ''}"]
+    parts = [
+        f"{format_bytes(comm.bytes_per_step)} per rank and step{f' in {pieces}' if comm.buckets or calls else ''}"
+    ]
     if comm.unclaimed_bytes:
         parts.append(f"nobody was seen to wait for {format_bytes(comm.unclaimed_bytes)} of it")
     if comm.busbw_gbit_s:

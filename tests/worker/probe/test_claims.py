@@ -35,8 +35,9 @@ def test_where_a_loop_polls_its_bytes_are_unclaimed_and_nobody_is_named(found, k
     assert point.straggler is None
     (verdict,) = analysis.verdicts
     assert verdict.cause == "undecided"
-    assert "of the bytes that a step sends were not seen to be waited for, so who is late is not known" in (
-        verdict.evidence[0]
+    assert (
+        "of the bytes that a step sends were not seen to be waited for, so who is late is not known"
+        in (verdict.evidence[0])
     )
 
 
