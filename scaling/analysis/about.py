@@ -72,10 +72,10 @@ def quality(
     plan: Plan,
     ending: Ending,
     points: tuple[Point, ...],
-    said: tuple[str, ...],
+    notes: tuple[str, ...],
     details: Details | None = None,
 ) -> Quality:
-    """What reduces confidence in the numbers. `said`: further warnings, put after those about missing records."""
+    """What reduces confidence in the numbers. `notes`: further warnings, put after those about missing records."""
     judged = contention.judged(tables, plan)
     bounds = [rank.clock_bound_ns for rank in tables.ranks if rank.clock_bound_ns is not None]
     return Quality(
@@ -88,7 +88,7 @@ def quality(
         reached=own_loop.reached(points) if plan.kind.followed else _reached(tables, points),
         warnings=(
             *map(str, tables.gaps),
-            *said,
+            *notes,
             *sampled.warnings(tables, plan),
             *contention.warnings(judged, plan, ending.stolen),
             *own_loop.updates(tables, plan),
@@ -101,18 +101,18 @@ def quality(
 
 def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     """The efficiency's half-width at the largest world size, and what the next smaller one would take."""
-    known = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
-    if not known:
+    given = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
+    if not given:
         return ()
-    found = known[-1].efficiency
-    assert found is not None
-    assert found.half_width is not None
-    half, units = found.half_width * 100, found.n
-    at = f"efficiency at {known[-1].world_size} ranks is"
+    efficiency = given[-1].efficiency
+    assert efficiency is not None
+    assert efficiency.half_width is not None
+    half, units = efficiency.half_width * 100, efficiency.n
+    at = f"efficiency at {given[-1].world_size} ranks is"
     many = len(tables.launches)
     # From LAUNCHES_MIN launches on, the launches are resampled, and more rounds would not help.
     unit = "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
-    if not found.tells:
+    if not efficiency.tells:
         return (f"{at} {UNKNOWN}: {units} {unit} were too few or too uneven",)
     text = f"{at} known to ±{two_digits(half)} points from {units} {unit}"
     target = next((width for width in TARGETS if width < half / 1.2), None)

@@ -56,10 +56,10 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
     within = {n: run.within(n) for n in counted}
     records = {n: run.trial(n) for n in counted}
     compared = {
-        n: details.details(found, plan, ending.device_name, withheld(within[n], n))
-        for n, found in records.items()
+        n: details.details(recorded, plan, ending.device_name, withheld(within[n], n))
+        for n, recorded in records.items()
     }
-    unused = {n: found.unused for n, found in compared.items() if found and found.unused}
+    unused = {n: detail.unused for n, detail in compared.items() if detail and detail.unused}
     records |= {n: records[n].without_details() for n in unused}
     over = base_world_size(plan, records)
 
@@ -142,14 +142,14 @@ def _sweep(
     """The size sweep of one world size: as quantities of the trial's rounds, as a fitted link, as a curve."""
     n = trial.world_size
     times = {name: curve.sweep_times(tables.fabric, n, name) for name in plan.spec.measure.collectives}
-    swept = {name: curve.sweep_rounds(found, plan.spec.seed) for name, found in times.items()}
-    known = {name: sweep for name, sweep in swept.items() if sweep is not None}
-    if not known:
+    swept = {name: curve.sweep_rounds(rows, plan.spec.seed) for name, rows in times.items()}
+    measured = {name: sweep for name, sweep in swept.items() if sweep is not None}
+    if not measured:
         return {}, None, None
-    level = curve.level(known, plan, n, clock_bound_ns, curve.host_latency(tables.fabric, n))
-    if "all_reduce" not in known:
+    level = curve.level(measured, plan, n, clock_bound_ns, curve.host_latency(tables.fabric, n))
+    if "all_reduce" not in measured:
         return {}, None, level
-    rounds, sizes = known["all_reduce"]
+    rounds, sizes = measured["all_reduce"]
     keys = times["all_reduce"].select("launch", "round").unique().sort("launch", "round").rows()
     values = {
         str(size): records.per_round(dict(zip(keys, rounds.values[str(size)], strict=True))) for size in sizes
@@ -182,7 +182,7 @@ def _verdicts(
         ranks_per_device=ending.ranks_per_device,
         torch=ending.torch,
     )
-    found = [
+    listed = [
         v
         for p in points
         for v in with_input(
@@ -201,23 +201,23 @@ def _verdicts(
     ]
     buffers_share = untracked_traffic.share_in_buffers(tables) if ending.buffers_bytes else 0.0
     for p in points:
-        found = list(
-            contradictions.undecided(found, contradictions.contradictions(p, buffers_share), p.world_size)
+        listed = list(
+            contradictions.undecided(listed, contradictions.contradictions(p, buffers_share), p.world_size)
         )
-        found = list(untracked_traffic.without_late(found, run.usable.trial(p.world_size)))
-    found = [details.with_reason(v, unused) for v in found]
+        listed = list(untracked_traffic.without_late(listed, run.usable.trial(p.world_size)))
+    listed = [details.with_reason(v, unused) for v in listed]
     if plan.kind.followed:
-        found = [own_loop.in_code(v) for v in found]
+        listed = [own_loop.in_code(v) for v in listed]
     else:
-        found = [_and_why_undecided(v, tables, points, ending) for v in found]
-    found = list(untracked_traffic.bounded(tuple(found), tables))
+        listed = [_and_why_undecided(v, tables, points, ending) for v in listed]
+    listed = list(untracked_traffic.bounded(tuple(listed), tables))
     doubts = (
         *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
         *untracked_traffic.doubts(tables, plan, ending.buffers_bytes),
     )
     if not doubts:
-        return tuple(found)
-    return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in found)
+        return tuple(listed)
+    return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in listed)
 
 
 def _and_why_undecided(verdict: Verdict, tables: Tables, points: Sequence[Point], ending: Ending) -> Verdict:
@@ -265,21 +265,21 @@ def analyze_strategies(
         return analyze(runs[0], ending)
     each: list[Analysis] = []
     for run, peaks in zip(runs, memory, strict=True):
-        found = analyze(run, dataclasses.replace(ending, memory=peaks))
-        each.append(dataclasses.replace(found, points=tuple(_with_status(p) for p in found.points)))
+        analysis = analyze(run, dataclasses.replace(ending, memory=peaks))
+        each.append(dataclasses.replace(analysis, points=tuple(_with_status(p) for p in analysis.points)))
     first, *others = each
     warnings = [
-        f"{run.plan.spec.parallel.name}: {said}"
-        for run, found in zip(runs[1:], others, strict=True)
-        for said in found.quality.warnings
-        if said not in first.quality.warnings
+        f"{run.plan.spec.parallel.name}: {warning}"
+        for run, analysis in zip(runs[1:], others, strict=True)
+        for warning in analysis.quality.warnings
+        if warning not in first.quality.warnings
     ]
     quality = dataclasses.replace(first.quality, warnings=(*first.quality.warnings, *warnings))
     return dataclasses.replace(
         first,
         quality=quality,
         strategies=tuple(
-            _result(run, runs[0], one.points, len(others)) for run, one in zip(runs, each, strict=True)
+            _result(run, runs[0], part.points, len(others)) for run, part in zip(runs, each, strict=True)
         ),
     )
 
@@ -321,7 +321,7 @@ def _against(run: RunRecords, base: RunRecords, n: int, comparisons: int) -> Str
         first.launches,
         seed=run.plan.spec.seed,
     )
-    same_samples = [of.plan.spec.parallel.mesh(n).tensor for of in (base, run)]
+    same_samples = [strategy.plan.spec.parallel.mesh(n).tensor for strategy in (base, run)]
     ratio = rounds.ratio(lambda m: m["first"] * same_samples[0] / (m["other"] * same_samples[1]))
     same = rounds.ratio(lambda m: m["half 0"] / m["half 1"])
     floor = abs(same.value - 1) if same else 0.0

@@ -64,19 +64,19 @@ ABOVE_ONE = {
 
 def within(analysis: Analysis) -> Analysis:
     """The analysis without what cannot be, and with a warning for each figure that it lost or that is surprising."""
-    said: list[str] = []
-    points = tuple(_point(point, said) for point in analysis.points)
+    notes: list[str] = []
+    points = tuple(_point(point, notes) for point in analysis.points)
     unsplit = {
         new.world_size for old, new in zip(analysis.points, points, strict=True) if old.loss and not new.loss
     }
     checked = dataclasses.replace(analysis, points=points, verdicts=_without_causes(analysis, unsplit))
-    found = _walked(checked, "", said)
-    assert isinstance(found, Analysis)
-    known = found.quality.warnings
+    walked = _walked(checked, "", notes)
+    assert isinstance(walked, Analysis)
+    before = walked.quality.warnings
     # A study has its runs' warnings with the world size before them.
-    new = (line for line in dict.fromkeys(said) if not any(old.endswith(line) for old in known))
-    warnings = (*known, *new)
-    return dataclasses.replace(found, quality=dataclasses.replace(found.quality, warnings=warnings))
+    new = (line for line in dict.fromkeys(notes) if not any(old.endswith(line) for old in before))
+    warnings = (*before, *new)
+    return dataclasses.replace(walked, quality=dataclasses.replace(walked.quality, warnings=warnings))
 
 
 def splits(loss: Loss, efficiency: Measured | None) -> bool:
@@ -100,12 +100,12 @@ def _without_causes(analysis: Analysis, unsplit: Collection[int]) -> tuple[Verdi
     return tuple(sorted(kept, key=lambda v: v.world_size))
 
 
-def _walked(value: Any, where: str, said: list[str]) -> Any:
+def _walked(value: Any, where: str, notes: list[str]) -> Any:
     """The value without impossible numbers; None where it cannot be without one of them."""
     if isinstance(value, Measured):
         return value
     if isinstance(value, tuple):
-        parts = [_walked(one, where, said) for one in value]
+        parts = [_walked(part, where, notes) for part in value]
         return tuple(new for old, new in zip(value, parts, strict=True) if new is not None or old is None)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
@@ -115,9 +115,9 @@ def _walked(value: Any, where: str, said: list[str]) -> Any:
     for field in fields(value):
         old = getattr(value, field.name)
         why = _why(type(value), field.name, old) if isinstance(old, Measured) else ""
-        new = None if why else _walked(old, here, said)
+        new = None if why else _walked(old, here, notes)
         if why:
-            said.append(
+            notes.append(
                 f"{field.name.rstrip('_')}{here} came out as {old.value:.4g}, and {why}; it is left out"
             )
         if new is old:
@@ -154,11 +154,11 @@ def _optional(kind: type, name: str) -> bool:
     return type(None) in typing.get_args(typing.get_type_hints(kind)[name])
 
 
-def _point(point: Point, said: list[str]) -> Point:
+def _point(point: Point, notes: list[str]) -> Point:
     """One world size, whose parts have to fit together."""
     here = f"at {ranks(point.world_size)}"
     efficiency, loss, parts = point.efficiency, point.loss, point.parts_ms
-    said += _unknown(point)
+    notes += _unknown(point)
     if loss is not None:
         terms = _numbers(loss)
         total = sum(term.value for term in terms)
@@ -167,13 +167,13 @@ def _point(point: Point, said: list[str]) -> Point:
             and loss.unexplained
             and abs(total - 1 + efficiency.value) > ROUNDING * max(1.0, abs(total))
         ):
-            said.append(f"the causes of the loss {here} do not add up to 1 - efficiency; they are left out")
+            notes.append(f"the causes of the loss {here} do not add up to 1 - efficiency; they are left out")
             loss = None
         elif any(abs(term.value) > 1 for term in terms) and not (efficiency and efficiency.value > 1):
-            said.append(f"a cause {here} takes more than the whole step, which cannot be; {UNSPLIT}")
+            notes.append(f"a cause {here} takes more than the whole step, which cannot be; {UNSPLIT}")
             loss = None
         elif not splits(loss, efficiency):
-            said.append(
+            notes.append(
                 f"the causes of the loss {here} are known to no better than the whole step; {UNSPLIT}"
             )
             loss = None
@@ -183,37 +183,37 @@ def _point(point: Point, said: list[str]) -> Point:
         links = sum(term.value for term in (loss.link_latency, loss.link_bandwidth) if term)
         waits = sum(part.value for part in waited if part) / step.value
         if links > waits + ADD_UP:
-            said.append(
+            notes.append(
                 f"the link takes {links:.0%} of the step {here} by its replay, and all waits together "
                 f"{waits:.0%}; {UNSPLIT}"
             )
             loss = None
     vague = [] if step is None else [f.name for f in fields(parts) if _vague(getattr(parts, f.name), step)]
     if vague:
-        said.append(
+        notes.append(
             f"{', '.join(vague)} {here}: known to no better than the whole step; left out of its parts"
         )
         parts = dataclasses.replace(parts, **dict.fromkeys(vague))
     probe, every = point.arms_ms.probe, _numbers(parts)
     whole = sum(part.value for part in every)
     if probe and len(every) == len(fields(StepParts)) and abs(whole / probe.value - 1) > ADD_UP:
-        said.append(
+        notes.append(
             f"doubtful: the parts of the step {here} add up to {whole:.4g} ms and the step is {probe.value:.4g} ms"
         )
     if efficiency and efficiency.surely_above(1):
-        said.append(
+        notes.append(
             f"efficiency {here} lies above 100 % ({efficiency.value:.1%}): {_superlinear(point, efficiency)}"
         )
     for name, share in _against_others(point):
         if share is not None and share.surely_above(1):
-            said.append(f"{name} {here} lies above 100 % ({share.value:.1%}): {ABOVE_ONE[name]}")
+            notes.append(f"{name} {here} lies above 100 % ({share.value:.1%}): {ABOVE_ONE[name]}")
     return dataclasses.replace(point, loss=loss, parts_ms=parts)
 
 
 def _unknown(point: Point) -> Iterable[str]:
     """A warning where figures of a world size have an interval that tells nothing."""
-    found = {f.name: getattr(point, f.name) for f in fields(point)}
-    wide = {name: x for name, x in found.items() if isinstance(x, Measured) and not x.tells}
+    figures = {f.name: getattr(point, f.name) for f in fields(point)}
+    wide = {name: x for name, x in figures.items() if isinstance(x, Measured) and not x.tells}
     if wide:
         units = min(number.n for number in wide.values())
         yield (
@@ -248,5 +248,5 @@ def _against_others(point: Point) -> Iterable[tuple[str, Measured | None]]:
 
 
 def _numbers(group: Loss | StepParts) -> list[Measured]:
-    found: Iterable[Any] = (getattr(group, field.name) for field in fields(group))
-    return [number for number in found if isinstance(number, Measured)]
+    figures: Iterable[Any] = (getattr(group, field.name) for field in fields(group))
+    return [number for number in figures if isinstance(number, Measured)]

@@ -37,18 +37,18 @@ def problems(host: HostRecord, rank_of: dict[int, int]) -> Iterator[Problem]:
         rank = rank_of.get(index)
         load = [s.gpus[index] for s in host.samples if index < len(s.gpus)]
         busy = [s for s in load if (s.get("utilisation_percent") or 0) >= BUSY_PERCENT]
-        found = (*_state(gpu), *_errors(load), *_pcie(gpu, busy), *_clocks(gpu, busy), *_links(gpu, links))
-        for what, remedy, severity in found:
+        findings = (*_state(gpu), *_errors(load), *_pcie(gpu, busy), *_clocks(gpu, busy), *_links(gpu, links))
+        for what, remedy, severity in findings:
             yield Problem(
                 what=f"{_name(gpu)}: {what}", rank=rank, remedy=remedy, severity=severity, host=host.host
             )
         yield from _nic(host, gpu, rank)
 
 
-_Found = Iterator[tuple[str, str, str]]
+_Findings = Iterator[tuple[str, str, str]]
 
 
-def _state(gpu: dict[str, Any]) -> _Found:
+def _state(gpu: dict[str, Any]) -> _Findings:
     lost = gpu.get("lost")
     if lost and "permission" not in lost.lower():  # on a shared host, other users' devices cannot be opened
         yield (
@@ -90,7 +90,7 @@ def _state(gpu: dict[str, Any]) -> _Found:
         )
 
 
-def _errors(load: Sequence[dict[str, Any]]) -> _Found:
+def _errors(load: Sequence[dict[str, Any]]) -> _Findings:
     worst = max((s.get("ecc_uncorrected") or 0 for s in load), default=0)
     if worst:
         yield (
@@ -110,7 +110,7 @@ def _errors(load: Sequence[dict[str, Any]]) -> _Found:
         )
 
 
-def _pcie(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Found:
+def _pcie(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Findings:
     """Checked under load, because an idle link may lower its generation to save power (but not its width)."""
     for what, highest, lesser in (
         ("width", "pcie_max_width", "x"),
@@ -126,20 +126,20 @@ def _pcie(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Found:
             )
 
 
-def _clocks(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Found:
-    known = [s for s in busy if s.get("reasons") is not None]
-    if not known:
+def _clocks(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Findings:
+    samples = [s for s in busy if s.get("reasons") is not None]
+    if not samples:
         return
-    clocks = [s["sm_mhz"] for s in known if s.get("sm_mhz")]
+    clocks = [s["sm_mhz"] for s in samples if s.get("sm_mhz")]
     at = f" at {min(clocks)} of {gpu['sm_max_mhz']} MHz" if clocks and gpu.get("sm_max_mhz") else ""
     for name, remedy in _SLOWDOWNS.items():
-        share = sum(bool(s["reasons"] & REASONS[name]) for s in known) / len(known)
+        share = sum(bool(s["reasons"] & REASONS[name]) for s in samples) / len(samples)
         if share > THROTTLED_SHARE:
             yield f"throttled ({name}) in {share:.0%} of the samples under load{at}", remedy, ERROR
             return  # one cause sets several bits
 
 
-def _links(gpu: dict[str, Any], ups: Sequence[int]) -> _Found:
+def _links(gpu: dict[str, Any], ups: Sequence[int]) -> _Findings:
     """A link counts as down if another GPU of the host has more links up: boards leave some unconnected on purpose."""
     up = _up(gpu)
     if gpu.get("nvlinks") and up < max(ups):
@@ -210,7 +210,7 @@ def host_problems(check: RankCheck, host: HostRecord | None, gpu: dict[str, Any]
         yield Problem(what=what, rank=check.rank, remedy=remedy, severity=severity, host=check.host)
 
 
-def _binding(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Found:
+def _binding(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Findings:
     """A rank that is bound to one NUMA node should be bound to its device's node."""
     node = gpu.get("numa_node") if gpu else None
     nodes = facts.get("numa_nodes")
@@ -231,7 +231,7 @@ def _binding(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any]
         )
 
 
-def _limits(facts: dict[str, Any], host: HostRecord | None) -> _Found:
+def _limits(facts: dict[str, Any], host: HostRecord | None) -> _Findings:
     shared = facts.get("shared_memory_bytes")
     if shared is not None and shared < SHARED_MEMORY_BYTES:
         yield (
@@ -252,7 +252,7 @@ def _limits(facts: dict[str, Any], host: HostRecord | None) -> _Found:
         )
 
 
-def _iommu(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Found:
+def _iommu(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Findings:
     """ACS sends traffic between devices through the root complex (NCCL's troubleshooting guide, PCI ACS)."""
     if gpu is None or facts.get("virtual_machine"):
         return
@@ -264,7 +264,7 @@ def _iommu(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] |
         )
 
 
-def _clock(check: RankCheck) -> _Found:
+def _clock(check: RankCheck) -> _Findings:
     if abs(check.clock_offset_ns) > SKEW_NS + check.clock_bound_ns:
         yield (
             f"its wall clock is {check.clock_offset_ns / 1e6:+.0f} ms off rank 0's",
@@ -273,7 +273,7 @@ def _clock(check: RankCheck) -> _Found:
         )
 
 
-def _environment(facts: dict[str, Any]) -> _Found:
+def _environment(facts: dict[str, Any]) -> _Findings:
     if facts.get("env.NVIDIA_TF32_OVERRIDE") is not None:
         yield (
             f"NVIDIA_TF32_OVERRIDE={facts['env.NVIDIA_TF32_OVERRIDE']} overrules every TF32 switch in the code",

@@ -50,36 +50,36 @@ MEMORY_OFF = 0.02
 
 def differences(facts: Mapping[int, Mapping[str, Any]]) -> tuple[Difference, ...]:
     """Facts with more than one value among the ranks, those that matter first. Missing counts as None."""
-    found = []
-    for key in sorted({k for own in facts.values() for k in own}, key=_order):
+    distinct = []
+    for key in sorted({k for flat in facts.values() for k in flat}, key=_order):
         if key == "hostname" or is_private(key):
             continue
         by_value: dict[str, list[int]] = {}
-        for rank, own in sorted(facts.items()):
-            by_value.setdefault(json.dumps(own.get(key)), []).append(rank)
-        if key == "memory_bytes" and _about_equal([own.get(key) for own in facts.values()]):
+        for rank, flat in sorted(facts.items()):
+            by_value.setdefault(json.dumps(flat.get(key)), []).append(rank)
+        if key == "memory_bytes" and _about_equal([flat.get(key) for flat in facts.values()]):
             continue
         if len(by_value) > 1:
             values = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1]))
-            found.append(
+            distinct.append(
                 Difference(
                     key=key,
                     values=tuple(Differing(value=json.loads(v), ranks=tuple(ranks)) for v, ranks in values),
                 )
             )
-    return tuple(found)
+    return tuple(distinct)
 
 
 def _about_equal(sizes: Sequence[int | None]) -> bool:
     """Equal hosts reserve slightly different amounts for firmware and kernel."""
-    known = [size for size in sizes if size is not None]
-    return len(known) == len(sizes) and min(known) > (1 - MEMORY_OFF) * max(known)
+    given = [size for size in sizes if size is not None]
+    return len(given) == len(sizes) and min(given) > (1 - MEMORY_OFF) * max(given)
 
 
-def problems(found: Sequence[Difference]) -> tuple[Problem, ...]:
+def problems(distinct: Sequence[Difference]) -> tuple[Problem, ...]:
     """A problem for each difference that matters; names the rank if a single one differs."""
     result = []
-    for item in found:
+    for item in distinct:
         remedy = _MUST_AGREE.get(item.key) or _SHOULD_AGREE.get(item.key)
         if item.key.startswith(VARIABLE):
             remedy = f"set {item.key.removeprefix(VARIABLE)} alike on every rank"
@@ -106,7 +106,7 @@ def odd_rank(item: Difference) -> int | None:
 def sentence(item: Difference) -> str:
     """`torch differs: 2.13.0 on ranks 0-2, 2.12.0 on rank 3`."""
     return f"{item.key} differs: " + ", ".join(
-        f"{_said(v.value)} on {ranks_text(v.ranks)}" for v in item.values
+        f"{_text(v.value)} on {ranks_text(v.ranks)}" for v in item.values
     )
 
 
@@ -117,21 +117,21 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-def of_ranks(found: Sequence[Difference], ranks: Sequence[int]) -> tuple[str, ...]:
+def of_ranks(distinct: Sequence[Difference], ranks: Sequence[int]) -> tuple[str, ...]:
     """Sentences on what separates some ranks from the others: facts on which they agree with none of these."""
-    said = []
-    for item in found:
+    sentences = []
+    for item in distinct:
         mine = [v for v in item.values if set(v.ranks) & set(ranks)]
         if all(set(v.ranks) <= set(ranks) for v in mine):
             theirs = [v for v in item.values if v not in mine]
-            said.append(
-                f"{item.key} is {', '.join(_said(v.value) for v in mine)} instead of "
-                f"{', '.join(_said(v.value) for v in theirs)}"
+            sentences.append(
+                f"{item.key} is {', '.join(_text(v.value) for v in mine)} instead of "
+                f"{', '.join(_text(v.value) for v in theirs)}"
             )
-    return tuple(said)
+    return tuple(sentences)
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 

@@ -53,15 +53,15 @@ def examine(
     """Apply all rules. `error`: how the launch failed, where it did; `other`: the machine of a parity file."""
     checks = {c.rank: c for c in evidence.checks}
     facts = {rank: c.facts for rank, c in checks.items() if c.facts}
-    facts = {rank: _with_driver(own, _gpu(checks[rank], evidence)) for rank, own in facts.items()}
-    found = differences.differences(facts)
+    facts = {rank: _with_driver(flat, _gpu(checks[rank], evidence)) for rank, flat in facts.items()}
+    distinct = differences.differences(facts)
     pairs = _pairs(evidence.checks)
     lines = {rank: _roofline(c, run.device) for rank, c in checks.items()}
     records = {rank: c.parity for rank, c in checks.items() if c.parity}
     device_of = {rank: device_name(c) for rank, c in checks.items()}
     problems = (
         *_unfinished(checks, plan, error),
-        *differences.problems(found),
+        *differences.problems(distinct),
         *(p for h in evidence.hosts.values() for p in devices.problems(h, _ranks_of(h, evidence))),
         *(
             p
@@ -72,7 +72,7 @@ def examine(
         *devices.pair_problems(pairs),
         *(p for c in evidence.checks for p in habits.problems(c, lines[c.rank], run.device)),
         *habits.slow_products(evidence.checks),
-        *parity.problems(records, device_of, found, other, facts),
+        *parity.problems(records, device_of, distinct, other, facts),
         *parity.left_out(evidence.checks),
     )
     rows = parity.table(records, device_of, other)
@@ -82,7 +82,7 @@ def examine(
         ranks=tuple(
             RankFacts(rank=c.rank, host=c.host, stage=c.stage, facts=c.facts) for c in evidence.checks
         ),
-        differences=found,
+        differences=distinct,
         problems=merged(problems, len(checks)),
         pairs=pairs,
         roofline=_slowest(lines.values()),
@@ -139,19 +139,19 @@ def merged(problems: Sequence[Problem], ranks: int) -> tuple[Problem, ...]:
     by_text: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in problems:
         by_text.setdefault((problem.severity, problem.what, problem.remedy), []).append(problem)
-    found = []
+    listed = []
     for (severity, what, remedy), same in by_text.items():
         if len(same) == 1:
-            found.append(same[0])
+            listed.append(same[0])
             continue
         whose = sorted({p.rank for p in same if p.rank is not None})
         where = "" if len(whose) in (0, ranks) else f" ({differences.ranks_text(whose)})"
-        found.append(Problem(what=f"{what}{where}", rank=None, remedy=remedy, severity=severity))
-    return tuple(sorted(found, key=lambda p: SEVERITIES.index(p.severity)))
+        listed.append(Problem(what=f"{what}{where}", rank=None, remedy=remedy, severity=severity))
+    return tuple(sorted(listed, key=lambda p: SEVERITIES.index(p.severity)))
 
 
 def _unfinished(checks: dict[int, RankCheck], plan: Plan, error: str | None) -> list[Problem]:
-    found = [
+    problems = [
         Problem(
             what=f"came as far as {checks[r].stage}" if r in checks else "left no records",
             rank=r,
@@ -161,11 +161,11 @@ def _unfinished(checks: dict[int, RankCheck], plan: Plan, error: str | None) -> 
         for r in range(plan.ranks)
         if r not in checks or checks[r].stage != DONE
     ]
-    if error and found:
-        found.insert(
+    if error and problems:
+        problems.insert(
             0, Problem(what=error, rank=None, remedy="read the logs in the run folder", severity=ERROR)
         )
-    return found
+    return problems
 
 
 def _gpu(check: RankCheck, evidence: Evidence) -> dict[str, object] | None:
@@ -177,8 +177,8 @@ def _gpu(check: RankCheck, evidence: Evidence) -> dict[str, object] | None:
 def _ranks_of(host: HostRecord, evidence: Evidence) -> dict[int, int]:
     """NVML index -> rank, on one host."""
     mine = [c for c in evidence.checks if c.host == host.host]
-    found = {devices.index_of(host.gpus, c.facts): c.rank for c in reversed(mine)}
-    return {index: rank for index, rank in found.items() if index is not None}
+    ranks = {devices.index_of(host.gpus, c.facts): c.rank for c in reversed(mine)}
+    return {index: rank for index, rank in ranks.items() if index is not None}
 
 
 def _with_driver(facts: dict[str, object], gpu: dict[str, object] | None) -> dict[str, object]:
@@ -223,10 +223,10 @@ def _roofline(check: RankCheck, device: str) -> RooflineResult | None:
     )
 
 
-def _slowest(found: Iterable[RooflineResult | None]) -> RooflineResult | None:
+def _slowest(lines: Iterable[RooflineResult | None]) -> RooflineResult | None:
     """The roofline of the rank that the others would wait for."""
-    known = [line for line in found if line is not None]
-    return max(known, key=lambda line: line.step_ms.value, default=None)
+    measured = [line for line in lines if line is not None]
+    return max(measured, key=lambda line: line.step_ms.value, default=None)
 
 
 def _memory(checks: Sequence[RankCheck]) -> tuple[PhasePeak, ...]:

@@ -57,7 +57,7 @@ def problems(check: RankCheck, roofline: RooflineResult | None, device: str) -> 
     """All problems of one rank."""
     for what, remedy, severity in (
         *_failure(check),
-        *_seen(check),
+        *_sightings(check),
         *_sizes(check, roofline),
         *_batch(check),
         *_cudnn(check, device),
@@ -65,10 +65,10 @@ def problems(check: RankCheck, roofline: RooflineResult | None, device: str) -> 
         yield Problem(what=what, rank=check.rank, remedy=remedy, severity=severity, host=check.host)
 
 
-_Found = Iterator[tuple[str, str, str]]
+_Findings = Iterator[tuple[str, str, str]]
 
 
-def _failure(check: RankCheck) -> _Found:
+def _failure(check: RankCheck) -> _Findings:
     if check.model_error is None:
         return
     if any(part in check.model_error for part in _OTHER_DEVICE):
@@ -83,21 +83,21 @@ def _failure(check: RankCheck) -> _Found:
         yield f"a step fails: {check.model_error}", "run the model by hand on this device", ERROR
 
 
-def _seen(check: RankCheck) -> _Found:
+def _sightings(check: RankCheck) -> _Findings:
     by_kind: dict[str, list[Sighting]] = {}
     for sighting in check.work.sightings if check.work else ():
         by_kind.setdefault(sighting.what, []).append(sighting)
-    for kind, found in by_kind.items():
+    for kind, sightings in by_kind.items():
         what, remedy, severity = _SIGHTINGS[kind]
-        places = list(dict.fromkeys(s.where for s in found if s.where))
-        layers = list(dict.fromkeys(s.layer for s in found if s.layer))
+        places = list(dict.fromkeys(s.where for s in sightings if s.where))
+        layers = list(dict.fromkeys(s.layer for s in sightings if s.layer))
         where = (f" at {', '.join(places[:3])}" if places else "") + (
             f" in {', '.join(layers[:3])}" if layers else ""
         )
-        yield f"{what}: {sum(s.count for s in found)} times{where}", remedy, severity
+        yield f"{what}: {sum(s.count for s in sightings)} times{where}", remedy, severity
 
 
-def _sizes(check: RankCheck, roofline: RooflineResult | None) -> _Found:
+def _sizes(check: RankCheck, roofline: RooflineResult | None) -> _Findings:
     if roofline is None or check.work is None or roofline.bound != "launch":
         return
     least, step = roofline.least_ms["launch"].value, roofline.step_ms.value
@@ -108,7 +108,7 @@ def _sizes(check: RankCheck, roofline: RooflineResult | None) -> _Found:
     )
 
 
-def _batch(check: RankCheck) -> _Found:
+def _batch(check: RankCheck) -> _Findings:
     gain = batch_gain(check.times)
     if gain is not None and gain > BATCH_GAIN and check.work is not None:
         yield (
@@ -147,7 +147,7 @@ def slow_products(checks: Sequence[RankCheck]) -> Iterator[Problem]:
     )
 
 
-def _cudnn(check: RankCheck, device: str) -> _Found:
+def _cudnn(check: RankCheck, device: str) -> _Findings:
     if device == CPU or check.work is None or not check.work.same_shapes:
         return
     convolutions = any(o.name.startswith("convolution") for o in check.work.operators)

@@ -38,8 +38,8 @@ def parts_at(record: PrecisionRecord, other: PrecisionRecord) -> str:
 
 
 def _text(a: Layer, b: Layer) -> str:
-    found = apart(a, b)
-    return f"{found:.1e} apart" if math.isfinite(found) else "not comparable"
+    distance = apart(a, b)
+    return f"{distance:.1e} apart" if math.isfinite(distance) else "not comparable"
 
 
 def furthest(record: PrecisionRecord, other: PrecisionRecord) -> float:
@@ -87,20 +87,20 @@ class ParityFile:
 
 def read_file(path: Path, model: str) -> ParityFile:
     """A parity file of the same model and steps; InputError otherwise."""
-    found = read_json(path, ParityFile, FILE_SCHEMA)
-    if found.model != model:
+    file = read_json(path, ParityFile, FILE_SCHEMA)
+    if file.model != model:
         raise InputError(
-            f"--parity {path}: was written for {found.model}, this is {model}; "
+            f"--parity {path}: was written for {file.model}, this is {model}; "
             "give the same model, batch and seed, or another file"
         )
-    return found
+    return file
 
 
 def table(
     records: Mapping[int, Sequence[PrecisionRecord]], device_of: Mapping[int, str], other: ParityFile | None
 ) -> tuple[Divergence, ...]:
     """By precision and by ranks with the same bits; the machine of a parity file last."""
-    found = []
+    rows = []
     for precision in _precisions(records):
         groups = groups_of(records, precision)
         first = _record(records[groups[0][0]], precision)
@@ -110,13 +110,13 @@ def table(
             assert record is not None
             reference = None if ranks == groups[0] else first
             speed = _record(records[ranks[0]], _SPEED)
-            found.append(_row(record, device_of[ranks[0]], ranks, reference, speed))
+            rows.append(_row(record, device_of[ranks[0]], ranks, reference, speed))
         theirs = _record(other.parity, precision) if other else None
         if other and theirs:
-            found.append(
+            rows.append(
                 _row(theirs, f"{other.hostname}: {other.device}", (), first, _record(other.parity, _SPEED))
             )
-    return tuple(found)
+    return tuple(rows)
 
 
 def groups_of(records: Mapping[int, Sequence[PrecisionRecord]], precision: str) -> list[list[int]]:
@@ -133,7 +133,7 @@ def groups_of(records: Mapping[int, Sequence[PrecisionRecord]], precision: str) 
 def problems(
     records: Mapping[int, Sequence[PrecisionRecord]],
     device_of: Mapping[int, str],
-    found: Sequence[Difference],
+    distinct: Sequence[Difference],
     other: ParityFile | None,
     facts: Mapping[int, Mapping[str, Any]],
 ) -> Iterator[Problem]:
@@ -145,7 +145,7 @@ def problems(
         for ranks in groups[1:]:
             record = _record(records[ranks[0]], precision)
             assert record is not None
-            yield _parted(precision, record, usual, ranks, groups[0], found, device_of)
+            yield _parted(precision, record, usual, ranks, groups[0], distinct, device_of)
         yield from _against_reference(precision, groups, records)
         yield from _repeats(precision, records)
         theirs = _record(other.parity, precision) if other else None
@@ -173,11 +173,11 @@ def _parted(
     usual: PrecisionRecord,
     ranks: Sequence[int],
     peers: Sequence[int],
-    found: Sequence[Difference],
+    distinct: Sequence[Difference],
     device_of: Mapping[int, str],
 ) -> Problem:
     """Ranks with equal devices and repeatable steps must agree bit for bit."""
-    differ = differences.of_ranks(found, ranks)
+    differ = differences.of_ranks(distinct, ranks)
     why = (
         f"; {'; '.join(differ[:4])}" if differ else "; nothing in its environment differs: suspect the device"
     )
@@ -224,8 +224,8 @@ def _against_reference(
 def _not_finite(record: PrecisionRecord) -> str:
     """The first output, or gradient as backward goes, with elements that are not finite; `` where all are."""
     places = (("", record.layers), ("gradient of ", tuple(reversed(record.gradients))))
-    for kind, found in places:
-        for tensor in found:
+    for kind, tensors in places:
+        for tensor in tensors:
             if tensor.not_finite:
                 return f"{tensor.not_finite} elements are not finite, first in {kind}{tensor.name}"
     return "" if record.scale else "a gradient is not finite at any loss scale"
@@ -259,9 +259,9 @@ def _other_machine(
     if apart <= ALLOWED * EPSILON[precision]:
         return
     differ = differences.differences({0: other.facts, 1: dict(facts)})
-    said = "; ".join(differences.of_ranks(differ, [1])[:4]) or "nothing in the environment differs"
+    why = "; ".join(differences.of_ranks(differ, [1])[:4]) or "nothing in the environment differs"
     yield Problem(
-        what=f"{precision}: differs from {other.hostname} ({other.device}) at {parts_at(ours, theirs)}; {said}",
+        what=f"{precision}: differs from {other.hostname} ({other.device}) at {parts_at(ours, theirs)}; {why}",
         rank=None,
         remedy="make the differing settings equal, then compare again",
         severity=ERROR,

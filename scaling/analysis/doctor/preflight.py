@@ -22,32 +22,32 @@ from scaling.settings.topology import CPU
 
 def by_device(facts: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     """The ranks of each device that tells its UUID; `facts`: as of `labels`."""
-    found: dict[tuple[Any, Any], list[int]] = {}
-    for rank, own in sorted(facts.items()):
-        if own.get("device") not in (None, CPU) and own.get("device_uuid"):
-            found.setdefault((own.get("host"), own["device_uuid"]), []).append(rank)
-    return list(found.values())
+    by_uuid: dict[tuple[Any, Any], list[int]] = {}
+    for rank, flat in sorted(facts.items()):
+        if flat.get("device") not in (None, CPU) and flat.get("device_uuid"):
+            by_uuid.setdefault((flat.get("host"), flat["device_uuid"]), []).append(rank)
+    return list(by_uuid.values())
 
 
 def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     """One line for each label. `facts`: by rank, the flat content of env-<r>.json."""
-    backends = {own.get("backend") for own in facts.values() if own.get("device") not in (None, CPU)}
+    backends = {flat.get("backend") for flat in facts.values() if flat.get("device") not in (None, CPU)}
     shared = [ranks for ranks in by_device(facts) if len(ranks) > 1]
-    said = [
+    lines = [
         f"{ranks_text(ranks)} share one device and its time, so this is not the efficiency of {len(ranks)} "
         "devices"
         for ranks in shared
     ]
     if "gloo" in backends and len(facts) > 1:
-        said.append(
+        lines.append(
             "host-staged: Gloo carries the gradients through host memory, so bandwidth and latency are not those of a "
             "link between devices"
         )
     if "nccl" in backends and shared:
-        said.append(
+        lines.append(
             "NCCL joins ranks of one device (NCCL_MULTI_RANK_GPU_ENABLE), so its traffic crosses no link"
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 Facts = Mapping[int, Mapping[str, Any]]
@@ -69,10 +69,10 @@ class Preflight:
 
 def problems(launch: Launch) -> tuple[str, ...]:
     """What differs between a launch's ranks and what is wrong with their devices, a line each with its remedy."""
-    found, on = _differing(launch.facts), _by_host(launch)
+    listed, on = _differing(launch.facts), _by_host(launch)
     for host in launch.hosts():
-        found += _of_devices(host, _devices(host, on))
-    return _lines(found)
+        listed += _of_devices(host, _devices(host, on))
+    return _lines(listed)
 
 
 def inspect(launches: Iterable[Launch]) -> Preflight:
@@ -86,20 +86,20 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
         facts, on = launch.facts, _by_host(launch)
         first = launch.environment(0)
         host_of_first = 0 if first is None or first.host is None else first.host
-        found = _differing(facts)
+        listed = _differing(facts)
         shares: dict[str, list[float]] = {}
         for host in launch.hosts():
             used = _devices(host, on)
-            found += _of_devices(host, used)
+            listed += _of_devices(host, used)
             for rank, index in used.items():
                 samples[launch.index, rank] = clocks.device_samples(host, index)
             if host.host == host_of_first:
                 states[launch.index] = tuple(clocks.states(host, used.get(0)))
             # Emulated hosts share a machine: one is enough.
             shares[host.hostname], pressed[host.hostname] = clocks.stolen_shares(host), clocks.pressed(host)
-        for hostname, own in shares.items():
-            stolen.setdefault(hostname, []).extend(own)
-        warnings += [*_lines(found), *labels(facts)]
+        for hostname, host_shares in shares.items():
+            stolen.setdefault(hostname, []).extend(host_shares)
+        warnings += [*_lines(listed), *labels(facts)]
     return Preflight(
         warnings=tuple(dict.fromkeys(warnings)),
         samples=samples,
@@ -122,20 +122,20 @@ def _of_devices(host: HostRecord, used: Mapping[int, int]) -> list[Problem]:
 
 def _by_host(launch: Launch) -> dict[int | None, dict[int, Mapping[str, Any]]]:
     """The facts of each host's ranks, by its number."""
-    found: dict[int | None, dict[int, Mapping[str, Any]]] = {}
+    by_host: dict[int | None, dict[int, Mapping[str, Any]]] = {}
     for rank, environment in launch.environments.items():
-        found.setdefault(environment.host, {})[rank] = environment.facts
-    return found
+        by_host.setdefault(environment.host, {})[rank] = environment.facts
+    return by_host
 
 
 def _devices(host: HostRecord, on: Mapping[int | None, Facts]) -> dict[int, int]:
     """Rank -> NVML index of its device, on one host. `on`: the facts of each host's ranks."""
-    found = {rank: devices.index_of(host.gpus, own) for rank, own in on.get(host.host, {}).items()}
-    return {rank: index for rank, index in found.items() if index is not None}
+    index_of = {rank: devices.index_of(host.gpus, flat) for rank, flat in on.get(host.host, {}).items()}
+    return {rank: index for rank, index in index_of.items() if index is not None}
 
 
-def _lines(found: Iterable[Problem]) -> tuple[str, ...]:
+def _lines(listed: Iterable[Problem]) -> tuple[str, ...]:
     return tuple(
         f"{'' if p.rank is None or 'rank' in p.what else f'rank {p.rank}: '}{p.what}; {p.remedy}"
-        for p in found
+        for p in listed
     )

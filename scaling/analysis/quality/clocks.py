@@ -86,25 +86,25 @@ def with_telemetry(blocks: pl.DataFrame, samples: Mapping[tuple[int, int], Devic
     }
     devices: dict[str, int] = {}
     for (launch, rank), rows in keys.partition_by("launch", "rank", as_dict=True).items():
-        known = samples.get((launch, rank))
-        if known is not None and len(known.time_ns):
+        sampled = samples.get((launch, rank))
+        if sampled is not None and len(sampled.time_ns):
             at = rows["at"].to_numpy()
-            for name, values in _beside(known, begin[at], end[at]).items():
+            for name, values in _beside(sampled, begin[at], end[at]).items():
                 shown[name][at] = values
-            if known.device:
-                shown["device"][at] = devices.setdefault(known.device, len(devices))
+            if sampled.device:
+                shown["device"][at] = devices.setdefault(sampled.device, len(devices))
     reasons = pl.Series(shown["reasons"])
     reasons = reasons.set(reasons == _NO_REASONS, None)
     names = pl.Series([*devices], dtype=pl.String)
     device = pl.Series(shown["device"])
-    found = {
+    columns = {
         "sm_mhz": pl.Series(shown["sm_mhz"]).fill_nan(None),
         "power_w": pl.Series(shown["power_w"]).fill_nan(None),
         "reasons": reasons,
         "throttled": (reasons & SLOWDOWNS) != 0,
         "device": names.gather(device.set(device < 0, None)),
     }
-    return blocks.hstack(pl.DataFrame(found, schema=SHOWN))
+    return blocks.hstack(pl.DataFrame(columns, schema=SHOWN))
 
 
 _NO_REASONS = -1
@@ -163,26 +163,26 @@ def taken_out(rounds: Rounds, terms: Mapping[str, Term]) -> dict[str, Term]:
     }
 
     def explained(name: str) -> Term:
-        def of(m: Means) -> Floats:
+        def term(m: Means) -> Floats:
             most = np.maximum(terms[name](m), 0.0)
-            found: Floats = np.clip(compute[name](m) * m[f"clocks.{name}"], 0.0, most)
-            return found
+            share: Floats = np.clip(compute[name](m) * m[f"clocks.{name}"], 0.0, most)
+            return share
 
-        return of
+        return term
 
     def rest(name: str, part: Term) -> Term:
         return lambda m: terms[name](m) - part(m)
 
     parts = {name: explained(name) for name in compute if name in terms}
     measured = {name: rounds.measure(part) for name, part in parts.items()}
-    known = {name: parts[name] for name, number in measured.items() if number and number.interval}
-    if not known:
+    sure = {name: parts[name] for name, number in measured.items() if number and number.interval}
+    if not sure:
         return {}
 
     def whole(m: Means) -> Floats:
-        return sum((part(m) for part in known.values()), np.zeros(1))
+        return sum((part(m) for part in sure.values()), np.zeros(1))
 
-    return {"clocks": whole, **{name: rest(name, part) for name, part in known.items()}}
+    return {"clocks": whole, **{name: rest(name, part) for name, part in sure.items()}}
 
 
 def clocks(records: TrialRecords, rounds: Rounds) -> DeviceClocks | None:
@@ -191,17 +191,17 @@ def clocks(records: TrialRecords, rounds: Rounds) -> DeviceClocks | None:
     many = dict(in_memory(ran.group_by("rank").agg(blocks=pl.len())).iter_rows())
     if not many and "mhz.together" not in rounds:
         return None
-    found = []
+    throttled = []
     slowed = in_memory(ran.filter(pl.col("throttled")).select("rank", "reasons")).sort("rank")
     for (rank,), part in slowed.partition_by("rank", as_dict=True, maintain_order=True).items():
         bits = int(np.bitwise_or.reduce(part["reasons"].to_numpy()))
         names = reasons_of(bits & SLOWDOWNS)
-        found.append(Throttled(rank=int(rank), blocks=part.height, of=many[rank], reasons=names))
+        throttled.append(Throttled(rank=int(rank), blocks=part.height, of=many[rank], reasons=names))
     return DeviceClocks(
         alone_mhz=rounds.ratio("mhz.alone"),
         beside_mhz=rounds.ratio("mhz.beside"),
         together_mhz=rounds.ratio("mhz.together"),
-        throttled=tuple(found),
+        throttled=tuple(throttled),
     )
 
 
@@ -210,18 +210,18 @@ def warnings(blocks: Frame) -> tuple[str, ...]:
     throttled = in_memory(blocks.filter(pl.col("throttled")).select("rank"))
     if throttled.is_empty():
         return ()
-    known = in_memory(blocks.select(pl.col("throttled").is_not_null().sum())).item()
+    sampled = in_memory(blocks.select(pl.col("throttled").is_not_null().sum())).item()
     ranks = ", ".join(str(r) for r in sorted(set(throttled["rank"])))
     return (
-        f"throttled: {throttled.height} of {known} blocks ran while their device slowed itself down (rank {ranks})",
+        f"throttled: {throttled.height} of {sampled} blocks ran while their device slowed itself down (rank {ranks})",
     )
 
 
 def _means(numbers: Floats, first: NDArray[np.int64], last: NDArray[np.int64]) -> Floats:
     """Means of stretches of some values, without those that are NaN; NaN for a stretch without any."""
-    there = np.isfinite(numbers)
-    totals = np.concatenate([[0.0], np.cumsum(np.where(there, numbers, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(there)])
+    finite = np.isfinite(numbers)
+    totals = np.concatenate([[0.0], np.cumsum(np.where(finite, numbers, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
     many = counts[last] - counts[first]
     return np.where(many > 0, (totals[last] - totals[first]) / np.maximum(many, 1), np.nan)
 
@@ -230,10 +230,10 @@ def _nearest(times_ns: NDArray[np.int64], of_ns: NDArray[np.int64]) -> NDArray[n
     """The place of the closest of some sorted times, the earlier of two."""
     after = np.minimum(np.searchsorted(times_ns, of_ns, "left"), len(times_ns) - 1)
     before = np.maximum(after - 1, 0)
-    found: NDArray[np.int64] = np.where(
+    nearest: NDArray[np.int64] = np.where(
         np.abs(times_ns[before] - of_ns) <= np.abs(times_ns[after] - of_ns), before, after
     )
-    return found
+    return nearest
 
 
 DEVICE_FIELDS = (
@@ -250,11 +250,11 @@ DEVICE_FIELDS = (
 
 def device_samples(host: HostRecord, index: int) -> DeviceSamples:
     """The samples of the host's device with this NVML index, in order of time."""
-    known = [sample for sample in host.samples if index < len(sample.gpus)]
-    gpus = [sample.gpus[index] for sample in known]
+    samples = [sample for sample in host.samples if index < len(sample.gpus)]
+    gpus = [sample.gpus[index] for sample in samples]
     milliwatts = [gpu.get("power_mw") for gpu in gpus]
     return DeviceSamples.of(
-        [sample.time_ns for sample in known],
+        [sample.time_ns for sample in samples],
         sm_mhz=[gpu.get("sm_mhz") for gpu in gpus],
         reasons=[gpu.get("reasons") for gpu in gpus],
         power_w=[None if value is None else value / 1e3 for value in milliwatts],
@@ -297,8 +297,8 @@ def pressed(host: HostRecord) -> dict[str, float]:
 def _stolen_share(before: Sample, sample: Sample) -> float | None:
     """The busy time counts as one processor's whole time at least, so that an idle machine shows no large share."""
     span = sample.time_ns - before.time_ns
-    busy, taken = (_rate(before.system, sample.system, f"cpu_{name}_ns", span) for name in ("busy", "stolen"))
-    return None if busy is None or taken is None else taken / max(busy, 1.0)
+    busy, lost = (_rate(before.system, sample.system, f"cpu_{name}_ns", span) for name in ("busy", "stolen"))
+    return None if busy is None or lost is None else lost / max(busy, 1.0)
 
 
 def _rate(before: dict[str, Any], after: dict[str, Any], name: str, span_ns: int) -> float | None:

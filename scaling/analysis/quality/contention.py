@@ -61,7 +61,7 @@ class Stolen:
         return sum(share > CONTENDED for share in self.shares)
 
     @property
-    def said(self) -> bool:
+    def notable(self) -> bool:
         """Whether this happened often enough for a warning."""
         return self.often > CONTENDED_SHARE * len(self.shares)
 
@@ -69,20 +69,20 @@ class Stolen:
 def judged(tables: Tables, plan: Plan) -> pl.DataFrame:
     """The blocks that show whether other programs ran, with `contended`: null where the kernel does not tell."""
     blocks = tables.blocks.select(JUDGED)
-    found = alone(blocks)
+    solo = alone(blocks)
     together = [PLAIN, PROBE] if plan.kind.followed else [THROUGHPUT, TRAINING]
     beside = in_memory(blocks.filter(pl.col("arm").is_in(together)))
     cores = min((rank.cores for rank in tables.ranks), default=0)
     if beside.is_empty() or not cores:
-        return found
+        return solo
     hosts = {rank: plan.spec.topology.host_of(rank) for rank in beside["rank"].unique()}
-    return pl.concat([found, _beyond_own_threads(beside, hosts, cores)], how="diagonal")
+    return pl.concat([solo, _beyond_own_threads(beside, hosts, cores)], how="diagonal")
 
 
 def alone(blocks: Frame) -> pl.DataFrame:
     """Blocks without communication, with `contended`."""
-    found = in_memory(blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY])))
-    return found.with_columns(contended=_waited() > CONTENDED * _wall())
+    solo = in_memory(blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY])))
+    return solo.with_columns(contended=_waited() > CONTENDED * _wall())
 
 
 def _beyond_own_threads(blocks: pl.DataFrame, hosts: dict[int, int], cores: int) -> pl.DataFrame:
@@ -95,10 +95,10 @@ def _beyond_own_threads(blocks: pl.DataFrame, hosts: dict[int, int], cores: int)
     place = ["launch", "block", "host"]
     ranks = pl.len().over(place).cast(pl.Int64)
     helpers = (pl.col("cpu_ns") - pl.col("thread_cpu_ns")).clip(0) / _wall()
-    own = helpers.sum().over(place) * (ranks / cores).clip(0, 1) + (ranks - cores).clip(0)
+    explained = helpers.sum().over(place) * (ranks / cores).clip(0, 1) + (ranks - cores).clip(0)
     waiting = (_waited() / _wall()).sum().over(place)
     host = pl.col("rank").replace_strict(hosts, return_dtype=pl.Int64)
-    rows = blocks.with_columns(host=host).with_columns(beyond=(waiting - own) / ranks)
+    rows = blocks.with_columns(host=host).with_columns(beyond=(waiting - explained) / ranks)
     contended = (pl.col("beyond") > CONTENDED) & (_waited() > CONTENDED * _wall())
     return rows.with_columns(contended=contended).drop("host", "beyond")
 
@@ -120,31 +120,31 @@ def count(blocks: pl.DataFrame) -> tuple[int, int]:
 def warnings(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) -> tuple[str, ...]:
     """A warning for each machine that other programs, or other virtual machines, used. `blocks`: judged ones."""
     contended, whole = count(blocks)
-    said = [
+    lines = [
         f"contended: in {host.often} of {len(host.shares)} samples of {host.hostname} the hypervisor gave more than "
         f"{CONTENDED:.0%} of the processors' time to other machines (steal); measure again later, or on a dedicated "
         "machine"
         for host in stolen
-        if host.said
+        if host.notable
     ]
     if _crowded(blocks):
-        said.append(
+        lines.append(
             f"contended: {contended} of {whole} {plan.kind.blocks} waited for a core more than {CONTENDED:.0%} of the "
             f"time, because {_others(plan)} were running; intervals are wide; measure again on a quiet machine"
         )
     elif plan.kind.followed and (share := _share_waited(blocks)) > CONTENDED:
-        said.append(
+        lines.append(
             f"the ranks waited for a core {share:.0%} of the time, and their own threads may be why, if there are more "
             "of them than cores (torch.set_num_threads, OMP_NUM_THREADS)"
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def doubts(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) -> tuple[str, ...]:
     """The reason why every finding is only a hint, if other programs ran. `blocks`: judged ones."""
     if _crowded(blocks):
         return (f"{_others(plan)} were running on this machine, so this is a hint, not a finding",)
-    hosts = [host.hostname for host in stolen if host.said]
+    hosts = [host.hostname for host in stolen if host.notable]
     return (
         (
             f"the hypervisor took processor time away from {', '.join(hosts)}, so this is a hint, not a finding",
@@ -182,7 +182,7 @@ def beside(steps: pl.DataFrame, blocks: pl.DataFrame, world_size: int) -> tuple[
     The answer is taken from the nearest judged block (`blocks`) of the same round, on any rank of `world_size`.
     None where the round has no such block, or the kernel does not report waiting.
     """
-    known = (
+    middles = (
         blocks.filter(pl.col("rank") < world_size)
         .group_by("launch", "round", "block")
         .agg(
@@ -193,7 +193,7 @@ def beside(steps: pl.DataFrame, blocks: pl.DataFrame, world_size: int) -> tuple[
     nearest = (
         steps.select("launch", "round", "begin_ns")
         .with_row_index("step")
-        .join(known, on=["launch", "round"], how="left")
+        .join(middles, on=["launch", "round"], how="left")
         .with_columns(apart_ns=(pl.col("begin_ns") - pl.col("middle_ns")).abs())
         .sort("step", "apart_ns", "block")
         .group_by("step", maintain_order=True)
@@ -209,8 +209,8 @@ def _crowded(blocks: pl.DataFrame) -> bool:
 
 def _share_waited(blocks: pl.DataFrame) -> float:
     """Share of the blocks' time that their threads waited for a core; 0 where the kernel does not tell."""
-    known = blocks.filter(pl.col("delayed_ns") >= 0)
-    return float(known["delayed_ns"].sum() / max(1, (known["end_ns"] - known["begin_ns"]).sum()))
+    reported = blocks.filter(pl.col("delayed_ns") >= 0)
+    return float(reported["delayed_ns"].sum() / max(1, (reported["end_ns"] - reported["begin_ns"]).sum()))
 
 
 def _others(plan: Plan) -> str:

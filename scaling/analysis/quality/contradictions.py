@@ -28,7 +28,7 @@ class Contradiction:
 
     causes: tuple[str, ...]
     """That rest on one of them."""
-    said: str
+    text: str
 
 
 def contradictions(point: Point, buffers_share: float = 0.0) -> tuple[Contradiction, ...]:
@@ -37,17 +37,17 @@ def contradictions(point: Point, buffers_share: float = 0.0) -> tuple[Contradict
     if step is None or point.world_size == 1:
         return ()
     return tuple(
-        found
-        for first, most, found in _pairs(point, step, buffers_share)
+        clash
+        for first, most, clash in _pairs(point, step, buffers_share)
         if first.least > most + NOTABLE * step.value
     )
 
 
 def undecided(
-    verdicts: Sequence[Verdict], found: Sequence[Contradiction], world_size: int
+    verdicts: Sequence[Verdict], clashes: Sequence[Contradiction], world_size: int
 ) -> tuple[Verdict, ...]:
     """The verdicts of a world size without those that rest on figures which exclude each other, and which these are."""
-    causes = {cause for one in found for cause in one.causes}
+    causes = {cause for clash in clashes for cause in clash.causes}
     kept = tuple(v for v in verdicts if v.world_size != world_size or v.cause not in causes)
     if len(kept) == len(verdicts):
         return tuple(verdicts)
@@ -56,7 +56,7 @@ def undecided(
         world_size=world_size,
         share=None,
         confidence="low",
-        evidence=tuple(f"figures that exclude each other: {one.said}" for one in found),
+        evidence=tuple(f"figures that exclude each other: {clash.text}" for clash in clashes),
     )
     return (why, *kept)
 
@@ -82,31 +82,31 @@ def _pairs(
             ),
         )
     if late is not None:
-        said = f"a late rank costs {late.cost_ms.value:.3g} ms, and the others wait {late.skew_ms.value:.3g} ms for it"
-        yield late.cost_ms, late.skew_ms.most, Contradiction(("straggler",), said)
+        text = f"a late rank costs {late.cost_ms.value:.3g} ms, and the others wait {late.skew_ms.value:.3g} ms for it"
+        yield late.cost_ms, late.skew_ms.most, Contradiction(("straggler",), text)
     if loss is not None and waits:
         for cause in ("straggler", "communication"):
             share = getattr(loss, cause)
             if share is not None:
                 cost = share * step.value
-                said = f"{cause.replace('_', ' ')} costs {cost.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
-                yield cost, LATE_MOST * waited_most, Contradiction((cause,), said)
+                text = f"{cause.replace('_', ' ')} costs {cost.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
+                yield cost, LATE_MOST * waited_most, Contradiction((cause,), text)
     for cause, part in (("input", parts.input), ("host", parts.host)):
         share = getattr(loss, cause) if loss is not None else None
         if share is not None and part is not None:
             beside = parts.exposed_enqueue.most if cause == "host" and parts.exposed_enqueue else 0.0
             cost = share * step.value
-            said = f"{cause} costs {cost.value:.3g} ms, and the phase takes {part.value:.3g} ms"
-            yield cost, LATE_MOST * part.most + beside, Contradiction((cause,), said)
+            text = f"{cause} costs {cost.value:.3g} ms, and the phase takes {part.value:.3g} ms"
+            yield cost, LATE_MOST * part.most + beside, Contradiction((cause,), text)
     if comm is not None and comm.free_speedup is not None and waits:
         saved = (1 - 1 / comm.free_speedup) * step.value
-        said = f"free communication would save {saved.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
-        yield saved, waited_most, Contradiction(LINK, said)
-    known = [part for each in fields(StepParts) if (part := getattr(parts, each.name)) is not None]
+        text = f"free communication would save {saved.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
+        yield saved, waited_most, Contradiction(LINK, text)
+    present = [part for each in fields(StepParts) if (part := getattr(parts, each.name)) is not None]
     if (
-        len(known) >= len(fields(StepParts)) - 1 and point.arms_ms.probe
+        len(present) >= len(fields(StepParts)) - 1 and point.arms_ms.probe
     ):  # waiting for a launch may cost nothing
-        whole = Measured(sum(part.value for part in known))
-        said = f"the parts of a step add up to {whole.value:.3g} ms, and the step is {step.value:.3g} ms"
-        yield whole, step.most, Contradiction(STAMPED, said)
-        yield step, whole.value, Contradiction(STAMPED, said)
+        whole = Measured(sum(part.value for part in present))
+        text = f"the parts of a step add up to {whole.value:.3g} ms, and the step is {step.value:.3g} ms"
+        yield whole, step.most, Contradiction(STAMPED, text)
+        yield step, whole.value, Contradiction(STAMPED, text)

@@ -46,12 +46,12 @@ def details(
     if withheld:
         return Details(over_light=None, disturbs=False, ranks=(), unused=WITHHELD[min(withheld)])
     both = {name: records.by_rank(PROBE, detailed=name == "detailed") for name in ("light", "detailed")}
-    compute = {name: found["forward"] + found["compute"] for name, found in both.items()}
+    compute = {name: phases["forward"] + phases["compute"] for name, phases in both.items()}
     if n < 2 or not all((np.isfinite(values).any(axis=0)).all() for values in compute.values()):
         return None
     values: dict[str, Floats] = {PLAIN: records.arm(PLAIN)["step"]}
     values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
-    values |= {name: found["step"].mean(axis=1) for name, found in both.items()}
+    values |= {name: phases["step"].mean(axis=1) for name, phases in both.items()}
     for rank in _most_moved(compute):
         values |= {f"{name}.{rank}": each[:, rank] for name, each in compute.items()}
     rounds = own_loop.independent(values, records, plan)

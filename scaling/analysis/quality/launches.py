@@ -32,34 +32,34 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     n = trial.world_size
     facts = ["launch", "round", "arm", "detailed", "batch"]
     here = (pl.col("world_size") == n) & ~pl.col("arm").is_in([BARE_ONE, PAIRS]) & (pl.col("rank") < n)
-    own = in_memory(tables.blocks.filter(here).group_by(facts).agg(ranks=pl.len()))
-    own = own.filter((pl.col("arm") == PLAIN).any().over("launch"))
-    measured = own["launch"].unique().to_list()
+    blocks = in_memory(tables.blocks.filter(here).group_by(facts).agg(ranks=pl.len()))
+    blocks = blocks.filter((pl.col("arm") == PLAIN).any().over("launch"))
+    measured = blocks["launch"].unique().to_list()
     whole = [launch for launch in measured if _ended(tables, launch)]
     if whole:
         return frozenset(whole)
     if plan.kind.followed:
-        rounds, kinds = own.filter(pl.col("round") >= 0), OWN_KINDS  # its baseline has rounds of its own
+        rounds, kinds = blocks.filter(pl.col("round") >= 0), OWN_KINDS  # its baseline has rounds of its own
     else:
         batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
         of_batches = (pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches))
         alone = in_memory(tables.blocks.filter(of_batches).select(facts).unique())
         rounds, kinds = (
-            pl.concat([own.select(facts), alone]),
+            pl.concat([blocks.select(facts), alone]),
             len(set(arms_of(n, plan.content))) + len(batches),
         )
-    found = rounds.group_by("launch", "round").agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
-    full = set(found.filter(pl.col("arms") == kinds)["launch"]) & set(measured)
-    most = own.group_by("launch").agg(pl.col("ranks").sum()).sort("ranks", "launch")["launch"].tail(1)
+    arms_run = rounds.group_by("launch", "round").agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
+    full = set(arms_run.filter(pl.col("arms") == kinds)["launch"]) & set(measured)
+    most = blocks.group_by("launch").agg(pl.col("ranks").sum()).sort("ranks", "launch")["launch"].tail(1)
     return frozenset(full or most)
 
 
 def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     """The records of some launches; the same object if these are all of them."""
-    known = {rank.launch for rank in tables.ranks} | {
+    recorded = {rank.launch for rank in tables.ranks} | {
         gap.launch for gap in tables.gaps if gap.rank is not None
     }
-    if launches >= known | tables.launches:
+    if launches >= recorded | tables.launches:
         return tables
     chosen = pl.col("launch").is_in(sorted(launches))
     return replace(
@@ -95,9 +95,9 @@ def launch_sentences(counted: Mapping[int, Collection[int]], tables: Tables) -> 
     used = {launch for launches in counted.values() for launch in launches}
     lines = []
     if len({frozenset(launches) for launches in counted.values() if launches}) > 1:
-        of = "; ".join(f"{n}: {_list(launches)}" for n, launches in counted.items() if launches)
+        which = "; ".join(f"{n}: {_list(launches)}" for n, launches in counted.items() if launches)
         lines.append(
-            f"world sizes were measured in different launches ({of}), and the intervals do not cover what changes "
+            f"world sizes were measured in different launches ({which}), and the intervals do not cover what changes "
             "from launch to launch"
         )
     unused = tables.launches - used
@@ -128,13 +128,13 @@ def _list(launches: Collection[int]) -> str:
 
 def warnings(tables: Tables, plan: Plan) -> tuple[str, ...]:
     """A line for each launch of which only some measured rounds have details."""
-    of = {file.launch: file.detailed for file in tables.ranks if file.detailed}
+    by_launch = {file.launch: file.detailed for file in tables.ranks if file.detailed}
     lines = []
-    for launch, detailed in sorted(of.items()):
+    for launch, detailed in sorted(by_launch.items()):
         plain = tables.blocks.filter((pl.col("launch") == launch) & (pl.col("arm") == PLAIN))
         numbers = set(in_memory(plain.select("round").unique())["round"])
         if numbers - detailed:
-            where = f"launch {launch}: " if len(of) > 1 else ""
+            where = f"launch {launch}: " if len(by_launch) > 1 else ""
             lines.append(f"{where}{said(plan, detailed, max(numbers) + 1)}")
     return tuple(lines)
 
@@ -175,8 +175,8 @@ def _of_trial(world_size: int, status: Status | None, tables: Tables) -> TrialSt
         wanted = [(launch, rank) for launch in stood.launches for rank in range(world_size)]
         missing = next((rank for launch, rank in wanted if (launch, rank) not in whole), None)
         if missing is not None:
-            said = next((str(gap) for gap in tables.gaps if gap.rank == missing), None)
-            return TrialStatus(world_size=world_size, status="lost", error=said, rank=missing)
+            error = next((str(gap) for gap in tables.gaps if gap.rank == missing), None)
+            return TrialStatus(world_size=world_size, status="lost", error=error, rank=missing)
     return TrialStatus(world_size=world_size, status=stood.status, error=stood.error, rank=stood.rank)
 
 

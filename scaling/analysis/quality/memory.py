@@ -50,55 +50,55 @@ def _of_ranks(memory: pl.DataFrame, blocks: Frame) -> Iterator[MemoryGrowth]:
     places = rows.select("launch", "rank").to_numpy()
     begins = np.flatnonzero(np.diff(places, axis=0, prepend=-1).any(axis=1))
     run = np.split(rows["run"].to_numpy(), begins[1:])
-    held = {kind: rows[f"{kind}_bytes"] for kind in ("host", "device")}
-    known = {kind: np.split(of.is_not_null().to_numpy(), begins[1:]) for kind, of in held.items()}
-    values = {kind: np.split(of.fill_null(0).to_numpy(), begins[1:]) for kind, of in held.items()}
+    sizes = {kind: rows[f"{kind}_bytes"] for kind in ("host", "device")}
+    present = {kind: np.split(column.is_not_null().to_numpy(), begins[1:]) for kind, column in sizes.items()}
+    values = {kind: np.split(column.fill_null(0).to_numpy(), begins[1:]) for kind, column in sizes.items()}
     for at, (launch, rank) in enumerate(places[begins].tolist()):
-        for kind in held:
-            if known[kind][at].all() and values[kind][at].min():
+        for kind in sizes:
+            if present[kind][at].all() and values[kind][at].min():
                 yield from _growth(launch, rank, kind, run[at].cumsum(), values[kind][at])
 
 
-def _growth(launch: int, rank: int, kind: str, steps: Ints, held: Ints) -> Iterator[MemoryGrowth]:
+def _growth(launch: int, rank: int, kind: str, steps: Ints, sizes: Ints) -> Iterator[MemoryGrowth]:
     # Keep one row for each number of steps. Blocks without training steps are ties, and with ties in both steps and
     # bytes the interval's variance can come out below 0 (P. K. Sen, J. Am. Stat. Assoc. 63, 1968, equation 2.6).
     last = np.append(steps[1:], -1) != steps
-    steps, held = steps[last], held[last]
-    first = int(len(held) * SETTLING)
-    steps, held = steps[first:], held[first:]
-    if len(held) < BLOCKS_MIN:
+    steps, sizes = steps[last], sizes[last]
+    first = int(len(sizes) * SETTLING)
+    steps, sizes = steps[first:], sizes[first:]
+    if len(sizes) < BLOCKS_MIN:
         return
-    slope, _, low, high = _slopes(held, steps)
+    slope, _, low, high = _slopes(sizes, steps)
     grown = float(low) * (int(steps[-1]) - int(steps[0]))
     yield MemoryGrowth(
         launch=launch,
         rank=rank,
         kind=kind,
-        begin_bytes=int(held[0]),
-        end_bytes=int(held[-1]),
+        begin_bytes=int(sizes[0]),
+        end_bytes=int(sizes[-1]),
         steps=int(steps[-1]) - int(steps[0]),
-        growth_bytes_per_step=Measured(float(slope), float(low), float(high), len(held)),
+        growth_bytes_per_step=Measured(float(slope), float(low), float(high), len(sizes)),
         leak=grown > LEAK_BYTES,
     )
 
 
-def _slopes(held: Ints, steps: Ints) -> tuple[float, float, float, float]:
+def _slopes(sizes: Ints, steps: Ints) -> tuple[float, float, float, float]:
     """What theilslopes gives; most ranks hold the same all the time, so that every slope is 0."""
-    if (held == held[0]).all():
-        return 0.0, float(held[0]), 0.0, 0.0
+    if (sizes == sizes[0]).all():
+        return 0.0, float(sizes[0]), 0.0, 0.0
     from scipy.stats import theilslopes  # noqa: PLC0415  half a second to import, and rarely asked for
 
-    slope, intercept, low, high = theilslopes(held, steps, 0.95)
+    slope, intercept, low, high = theilslopes(sizes, steps, 0.95)
     return slope, intercept, low, high
 
 
-def warnings(found: tuple[MemoryGrowth, ...]) -> tuple[str, ...]:
+def warnings(growths: tuple[MemoryGrowth, ...]) -> tuple[str, ...]:
     """One line for each leak."""
     return tuple(
         f"leak: rank {g.rank}'s {g.kind} memory grows by {format_bytes(g.growth_bytes_per_step.value)} a step "
         f"({format_bytes(g.begin_bytes)} to {format_bytes(g.end_bytes)} over {g.steps} steps): something keeps "
         "tensors alive, such as a list of losses that were not detached"
-        for g in found
+        for g in growths
         if g.leak
     )
 
@@ -113,16 +113,14 @@ _SERIAL = {
 
 def variable_warnings(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     """A warning for each such variable that is set on ranks with a CUDA device; `facts` by rank."""
-    said = []
+    lines = []
     for name, effect in _SERIAL.items():
         fact = f"{VARIABLE}{name}"
-        ranks = [
-            rank for rank, known in facts.items() if known.get(fact) == "1" and known.get("device") == GPU
-        ]
+        ranks = [rank for rank, flat in facts.items() if flat.get(fact) == "1" and flat.get("device") == GPU]
         if ranks:
             where = "" if len(ranks) == len(facts) else f" on rank {', '.join(map(str, sorted(ranks)))}"
-            said.append(f"{name}=1{where}: {effect}")
-    return tuple(said)
+            lines.append(f"{name}=1{where}: {effect}")
+    return tuple(lines)
 
 
 APART = 0.8
@@ -133,13 +131,13 @@ def clock_warnings(points: Iterable[Point], spec: Spec) -> tuple[str, ...]:
     """A warning for each world size at which the two clearly differ, where stamps are device events."""
     if not spec.topology.accelerated:
         return ()
-    said = []
+    lines = []
     for point in points:
         share = point.comm.least_share if point.comm else None
         if share is not None and share.most < APART:
-            said.append(
+            lines.append(
                 f"at {ranks(point.world_size)} the collectives' shortest duration on any one rank's clock is "
                 f"{share.value:.0%} of their duration by all clocks together: the devices' clocks disagree, or the "
                 "ranks saw the collectives end at different times, so transfer is overestimated"
             )
-    return tuple(said)
+    return tuple(lines)

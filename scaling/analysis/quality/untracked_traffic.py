@@ -24,22 +24,22 @@ _OF_PHASES = ("input", "host", "overlap")
 
 def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
     """What is known of the buffers' broadcasts, of the bitmap of used parameters, and of other collectives."""
-    said = [text for text in (_beside(others(tables)),) if text]
+    lines = [text for text in (_beside(others(tables)),) if text]
     if _unseen(tables, plan, buffers_bytes):
-        said.append(
+        lines.append(
             f"the module has {format_bytes(buffers_bytes)} of buffers, which DDP broadcasts before forward; the waits "
             "there were not seen (torch.compile around DDP hides them) and count as forward"
         )
     elif buffers_bytes and plan.ranks > 1 and (share := share_in_buffers(tables)):
-        said.append(
+        lines.append(
             f"the module has {format_bytes(buffers_bytes)} of buffers, which DDP broadcasts before forward: "
             f"{share:.1%} of the step, counted as exposed transfer and skew, not in the gradients' traffic"
         )
     if plan.spec.ddp.find_unused_parameters and plan.ranks > 1:
-        said.append(
+        lines.append(
             "find_unused_parameters: its extra all-reduce is in the step time and not in the gradients' traffic"
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,10 @@ def others(tables: Tables) -> Others:
     if rows.is_empty():
         return Others()
     steps = in_memory(_stamped(tables).filter(pl.col("detailed")))
-    known = steps.select(*_STEP, "compute_end_ns", "sync_end_ns")
+    ends = steps.select(*_STEP, "compute_end_ns", "sync_end_ns")
     inside = pl.min_horizontal("done_ns", "sync_end_ns") - pl.max_horizontal("launch_ns", "compute_end_ns")
     alone = pl.col("done_ns") - pl.col("launch_ns") - pl.max_horizontal(inside, 0)
-    each = rows.join(known, on=_STEP).group_by("rank").agg(time=alone.sum())
+    each = rows.join(ends, on=_STEP).group_by("rank").agg(time=alone.sum())
     lengths = steps.group_by("rank").agg(length=(pl.col("end_ns") - pl.col("begin_ns")).sum())
     share = each.join(lengths, on="rank").select((pl.col("time") / pl.col("length")).max()).item()
     return Others(
@@ -76,20 +76,20 @@ def others(tables: Tables) -> Others:
     )
 
 
-def _beside(found: Others) -> str:
-    if not found.calls:
+def _beside(seen: Others) -> str:
+    if not seen.calls:
         return ""
-    calls = "1 collective" if found.calls == 1 else f"{found.calls} collectives"
+    calls = "1 collective" if seen.calls == 1 else f"{seen.calls} collectives"
     return (
-        f"a step has {calls} other than the model's own ({format_bytes(found.bytes)}; another model's, SyncBatchNorm's "
-        f"or the loop's): up to {found.share:.1%} of the step on a rank, counted in the phase where they lie"
+        f"a step has {calls} other than the model's own ({format_bytes(seen.bytes)}; another model's, SyncBatchNorm's "
+        f"or the loop's): up to {seen.share:.1%} of the step on a rank, counted in the phase where they lie"
     )
 
 
 def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...]:
     """The verdicts without causes that rest on phases in which ranks may have waited in other collectives."""
-    found = others(tables)
-    if found.share <= NOTABLE:
+    seen = others(tables)
+    if seen.share <= NOTABLE:
         return verdicts
     kept = [v for v in verdicts if v.cause not in _OF_PHASES]
     lost = [v for v in verdicts if v.cause in _OF_PHASES]
@@ -98,7 +98,7 @@ def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...
     named = ", ".join(dict.fromkeys(v.cause for v in lost))
     why = (
         f"{named}: cannot be told from waiting for other ranks in collectives other than the model's own, which take "
-        f"up to {found.share:.0%} of a step"
+        f"up to {seen.share:.0%} of a step"
     )
     return (
         Verdict(

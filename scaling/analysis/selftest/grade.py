@@ -66,12 +66,12 @@ class FaultCase:
 def loss_ms(*causes: str) -> Callable[[Point], float | None]:
     """Reads what the waterfall has for some causes together, ms."""
 
-    def found(point: Point) -> float | None:
+    def attributed(point: Point) -> float | None:
         shares = [getattr(point.loss, cause) for cause in causes]
-        known = [share.value for share in shares if share is not None]
-        return sum(known) * point.step_ms.value if known and point.step_ms else None
+        numbers = [share.value for share in shares if share is not None]
+        return sum(numbers) * point.step_ms.value if numbers and point.step_ms else None
 
-    return found
+    return attributed
 
 
 def straggler_ms(point: Point) -> float | None:
@@ -98,20 +98,20 @@ def grade(case: FaultCase, analysis: Analysis, plan: Plan) -> SelfTestCase:
     """One finished run against its case."""
     size = max(t.world_size for t in plan.trials)
     point = next(p for p in analysis.points if p.world_size == size)
-    said = [v for v in analysis.verdicts if v.world_size == size]
-    first = said[0].cause if said else "undecided"
-    named = [v for v in said if v.cause not in (*NO_CAUSE, *case.accepted, *case.possible)]
+    verdicts = [v for v in analysis.verdicts if v.world_size == size]
+    first = verdicts[0].cause if verdicts else "undecided"
+    named = [v for v in verdicts if v.cause not in (*NO_CAUSE, *case.accepted, *case.possible)]
     attributed = case.attributed_ms(point) if case.attributed_ms and point.loss else None
     error = None
     if case.expected_ms is not None and attributed is not None:
         error = attributed / case.expected_ms - 1
-    found = analysis.quality.contended if case.contended else first in case.accepted
+    hit = analysis.quality.contended if case.contended else first in case.accepted
     return SelfTestCase(
         name=case.name,
         injected=" ".join(case.settings) or "nothing",
         accepted=case.accepted,
         first=first,
-        hit=bool(found) and _right_rank(case, point.straggler),
+        hit=bool(hit) and _right_rank(case, point.straggler),
         false_alarms=tuple(v.cause for v in named if v.confidence != "low"),
         sure_alarms=tuple(v.cause for v in named if v.confidence == "high"),
         contended=bool(analysis.quality.contended),

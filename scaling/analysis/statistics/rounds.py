@@ -52,7 +52,7 @@ class Means(Mapping[str, Floats]):
         self._values, self._weights, self._whole = values, weights, whole
         self._among: NDArray[np.bool_] | None = None
         self._cache: dict[str, Floats] = {}
-        self.there: list[NDArray[np.bool_]] = []
+        self.present: list[NDArray[np.bool_]] = []
         """Rounds that have a quantity, for each quantity asked for so far."""
 
     @functools.cached_property
@@ -60,20 +60,20 @@ class Means(Mapping[str, Floats]):
         """Means over the whole rounds alone, so that what drifts from round to round cancels in a difference."""
         if self._whole is None:
             return self
-        found = Means(self._values, self._weights)
-        found._among, found.there = self._whole, self.there
-        return found
+        paired = Means(self._values, self._weights)
+        paired._among, paired.present = self._whole, self.present
+        return paired
 
     def __getitem__(self, name: str) -> Floats:
         if name not in self._cache:
             if name not in self._values or not np.isfinite(self._values[name]).any():
                 raise UnknownQuantityError(name)
             values = self._values[name]
-            there = np.isfinite(values) if self._among is None else np.isfinite(values) & self._among
-            self.there.append(there)
+            present = np.isfinite(values) if self._among is None else np.isfinite(values) & self._among
+            self.present.append(present)
             with np.errstate(invalid="ignore", divide="ignore"):
-                total = self._weights @ np.where(there, values, 0.0)
-                self._cache[name] = total / (self._weights @ there)
+                total = self._weights @ np.where(present, values, 0.0)
+                self._cache[name] = total / (self._weights @ present)
         return self._cache[name]
 
     def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204
@@ -139,17 +139,17 @@ class Rounds:
 
         `scale` brings the result to another unit, as MS does from ns to ms.
         """
-        of = (lambda m: m[formula]) if isinstance(formula, str) else formula
+        evaluate = (lambda m: m[formula]) if isinstance(formula, str) else formula
         try:
             means = self.means()
-            results = np.asarray(of(means), dtype=float)
+            results = np.asarray(evaluate(means), dtype=float)
         except UnknownQuantityError:
             return None
         if not np.isfinite(results[0]):
             return None
-        units, groups = self.count(means.there)
-        found = interval(float(results[0]), results[1:], units, groups=groups, positive=positive, level=level)
-        return found * scale
+        units, groups = self.count(means.present)
+        whole, resampled = float(results[0]), results[1:]
+        return interval(whole, resampled, units, groups=groups, positive=positive, level=level) * scale
 
     def agreed(self, formula: Formula, number: Measured | None) -> Measured | None:
         """`number`, as `measure(formula)` gives it; its interval reaches 0 where single rounds do not agree on it.
@@ -165,10 +165,10 @@ class Rounds:
         agree = not len(each) or np.median(each) >= number.value / 2  # a baseline may have rounds of its own
         return number if agree else dataclasses.replace(number, low=0.0)
 
-    def count(self, there: Sequence[NDArray[np.bool_]] = ()) -> tuple[int, int]:
+    def count(self, present: Sequence[NDArray[np.bool_]] = ()) -> tuple[int, int]:
         """As `drawn`, for the rounds that have every quantity; if none has all, the fewest that a quantity has."""
-        shared = np.logical_and.reduce(there) if there else np.ones(len(self.launch), dtype=bool)
-        masks = [shared] if shared.any() or not there else there
+        shared = np.logical_and.reduce(present) if present else np.ones(len(self.launch), dtype=bool)
+        masks = [shared] if shared.any() or not present else present
         several = len(np.unique(self.launch)) >= LAUNCHES_MIN
         return min(
             (drawn(self.launch[mask], self.unit[mask], self.part[mask], several=several) for mask in masks),
@@ -360,16 +360,16 @@ def percentiles(
     counts = np.stack([np.bincount(unit[part], minlength=weights.shape[1]) for part in parts], axis=1)
     top = np.array([values[part[-1]] for part in parts])
     cumulated = np.cumsum(weights @ counts, axis=1)
-    found: list[Measured | None] = []
+    numbers: list[Measured | None] = []
     for share in shares:
         if len(values) * (1 - share) < BEYOND_MIN - 1e-9:
-            found.append(None)
+            numbers.append(None)
             continue
         place = (cumulated < share * cumulated[:, -1:] - 1e-9).sum(axis=1)
         at = top[np.minimum(place, len(top) - 1)]
         units, groups = units_groups
-        found.append(interval(float(at[0]), at[1:], units, groups=groups, positive=True))
-    return found
+        numbers.append(interval(float(at[0]), at[1:], units, groups=groups, positive=True))
+    return numbers
 
 
 def median(values_ns: Sequence[int], scale: float = MS) -> Measured | None:

@@ -32,9 +32,10 @@ def evidence_of(
             # The parts are those of the step with phase stamps, which may differ on a busy machine.
             over = point.overhead.probe_over_plain
             stamped = arms.probe if over and abs(over.value - 1) > ALIKE else None
-            of, step = ("a step", point.step_ms) if stamped is None else ("a step with phase stamps", stamped)
+            step = point.step_ms if stamped is None else stamped
+            which = "a step" if stamped is None else "a step with phase stamps"
             lines.append(
-                f"{of} waits {parts.exposed_transfer.value:.1f} of {step.value:.1f} ms for data on the link"
+                f"{which} waits {parts.exposed_transfer.value:.1f} of {step.value:.1f} ms for data on the link"
             )
         if comm.busbw_gbit_s is not None:
             share = comm.nominal_share
@@ -131,8 +132,8 @@ def _clock_lines(point: Point) -> list[str]:
         (seen.beside_mhz, "beside the others"),
         (seen.together_mhz, "with DDP"),
     )
-    known = [f"{number.value:.0f} MHz {when}" for number, when in named if number is not None]
-    return [f"the SM clock is {', '.join(known)}"] if known else []
+    clocks = [f"{number.value:.0f} MHz {when}" for number, when in named if number is not None]
+    return [f"the SM clock is {', '.join(clocks)}"] if clocks else []
 
 
 def _throttled(point: Point) -> list[tuple[int, str]]:

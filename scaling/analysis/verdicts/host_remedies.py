@@ -48,10 +48,10 @@ def own_cores(point: Point, spec: Spec, host: Host) -> tuple[Offer, ...]:
         return ()
     ranks = max(spec.topology.shares(point.world_size))
     threads = max(1, host.cores // ranks)
-    found = []
+    offers = []
     if spec.topology.device == "cpu" and (not host.cores or spec.threads > threads):
         number = str(threads) if host.cores else "cores // ranks"
-        found.append(
+        offers.append(
             Offer(
                 overrides=f"threads={threads}" if host.cores else "",
                 code=f"torch.set_num_threads({number}), or OMP_NUM_THREADS: {spec.threads} threads of each rank share "
@@ -59,10 +59,10 @@ def own_cores(point: Point, spec: Spec, host: Host) -> tuple[Offer, ...]:
             )
         )
     if ranks > 1 and host.numa_nodes != 1:
-        found.append(
+        offers.append(
             Offer(overrides="", code="numactl --cpunodebind=NODE --membind=NODE, a NUMA node for each rank")
         )
-    return tuple(found)
+    return tuple(offers)
 
 
 def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer, ...]:
@@ -75,7 +75,7 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer,
     workers = max(1, math.ceil(HEADROOM * waits.value / (step.value - waits.value)))
     ranks = max(spec.topology.shares(point.world_size))
     stall = "" if own_loop or not spec.inject.input_ms else "inject.input_ms=0"
-    found = [
+    offers = [
         Offer(
             overrides=stall,
             code=f"DataLoader(dataset, num_workers={workers}, persistent_workers=True), or more than now if it has as "
@@ -85,7 +85,7 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer,
         )
     ]
     if host.cores and ranks * (workers + 1) > host.cores:
-        found.append(
+        offers.append(
             Offer(
                 overrides="",
                 code="if making a batch takes processor time, make samples cheaper (decode, resize or cache them "
@@ -93,12 +93,12 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer,
             )
         )
     if spec.topology.device != "cpu":
-        found.append(
+        offers.append(
             Offer(
                 overrides="", code="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"
             )
         )
-    return tuple(found)
+    return tuple(offers)
 
 
 def saved(share: Measured) -> Measured | None:
@@ -108,19 +108,19 @@ def saved(share: Measured) -> Measured | None:
 
 def lighter_optimizer(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """One kernel for all parameters, and the update shared among the ranks where sending the result takes less."""
-    found = []
+    offers = []
     if not spec.fused_optimizer:
         code = "fused=True, or foreach=True where that is missing: torch.optim.AdamW(params, ..., fused=True)"
-        found.append(Offer(overrides="fused_optimizer=true", code=code))
+        offers.append(Offer(overrides="fused_optimizer=true", code=code))
     comm, spent, step, n = point.comm, point.parts_ms.optimizer, point.step_ms, point.world_size
     if n == 1 or spent is None or step is None or comm is None:
-        return tuple(found)
+        return tuple(offers)
     if not comm.gradient_bytes or not comm.busbw_gbit_s:
-        return tuple(found)
+        return tuple(offers)
     less = spent.value * (1 - 1 / n)
     sent = comm.gradient_bytes * 8 * (n - 1) / n / comm.busbw_gbit_s.value / 1e6
     if sent < less / 2:
-        found.append(
+        offers.append(
             Offer(
                 overrides="",
                 code="torch.distributed.optim.ZeroRedundancyOptimizer(params, optimizer_class=..., lr=...): "
@@ -130,4 +130,4 @@ def lighter_optimizer(point: Point, spec: Spec) -> tuple[Offer, ...]:
                 f"{sent:.3g} ms",
             )
         )
-    return tuple(found)
+    return tuple(offers)

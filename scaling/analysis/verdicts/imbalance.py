@@ -14,18 +14,18 @@ UNEQUAL = 1.01
 
 def evidence(point: Point) -> tuple[str, ...]:
     """What a token takes, how unequal the ranks' tokens are, and what that costs."""
-    found = point.tokens
-    if found is None or found.per_token_us is None or found.saves_ms is None or point.step_ms is None:
+    tokens = point.tokens
+    if tokens is None or tokens.per_token_us is None or tokens.saves_ms is None or point.step_ms is None:
         return ()
     lines = [
-        f"the ranks' lateness follows their tokens: {found.per_token_us.value:.3g} us a token; balancing them would "
-        f"save {found.saves_ms} of {point.step_ms.value:.3g} ms",
-        f"the rank with most tokens in a step has {found.most_over_mean.value - 1:.0%} more than the mean rank's "
-        f"{found.per_step.value:.4g}",
+        f"the ranks' lateness follows their tokens: {tokens.per_token_us.value:.3g} us a token; balancing them would "
+        f"save {tokens.saves_ms} of {point.step_ms.value:.3g} ms",
+        f"the rank with most tokens in a step has {tokens.most_over_mean.value - 1:.0%} more than the mean rank's "
+        f"{tokens.per_step.value:.4g}",
     ]
-    if found.rank is not None and found.rank_extra is not None:
+    if tokens.rank is not None and tokens.rank_extra is not None:
         lines.append(
-            f"rank {found.rank} has most over all steps, {found.rank_extra.value:.4g} more than the mean rank"
+            f"rank {tokens.rank} has most over all steps, {tokens.rank_extra.value:.4g} more than the mean rank"
         )
     return tuple(lines)
 
@@ -44,27 +44,27 @@ def evened(point: Point) -> tuple[Offer, ...]:
 
 def or_fuller(verdict: Verdict, point: Point) -> Verdict:
     """A straggler's verdict, doubted where the late rank has more tokens and these may be why."""
-    found, late = point.tokens, point.straggler
-    if found is None or late is None or late.rank != found.rank or found.rank_extra is None:
+    tokens, late = point.tokens, point.straggler
+    if tokens is None or late is None or late.rank != tokens.rank or tokens.rank_extra is None:
         return verdict
-    if found.most_over_mean.value < UNEQUAL or not _may_explain(found, late.cost_ms.value):
+    if tokens.most_over_mean.value < UNEQUAL or not _may_explain(tokens, late.cost_ms.value):
         return verdict
     why = (
         "the number does not vary enough from step to step to tell"
-        if found.per_token_us is None
-        else f"a token takes {found.per_token_us} us"
+        if tokens.per_token_us is None
+        else f"a token takes {tokens.per_token_us} us"
     )
-    said = (
-        f"undecided whether it is slow or has more to do: it has {found.rank_extra.value:.4g} tokens more a step than "
-        f"the mean rank's {found.per_step.value:.4g}, and {why}"
+    doubt = (
+        f"undecided whether it is slow or has more to do: it has {tokens.rank_extra.value:.4g} tokens more a step than "
+        f"the mean rank's {tokens.per_step.value:.4g}, and {why}"
     )
-    return replace(verdict, confidence="low", evidence=(*verdict.evidence, said))
+    return replace(verdict, confidence="low", evidence=(*verdict.evidence, doubt))
 
 
-def _may_explain(found: TokenBalance, cost_ms: float) -> bool:
+def _may_explain(tokens: TokenBalance, cost_ms: float) -> bool:
     """Whether the rank's tokens may be half of what it costs or more, by what is known of the time a token takes."""
-    if found.per_token_us is None or found.rank_extra is None:
+    if tokens.per_token_us is None or tokens.rank_extra is None:
         return True
-    if found.per_token_us.surely_above(0):  # then the straggler is what tokens leave
+    if tokens.per_token_us.surely_above(0):  # then the straggler is what tokens leave
         return False
-    return found.per_token_us.most * found.rank_extra.value / 1e3 > cost_ms / 2
+    return tokens.per_token_us.most * tokens.rank_extra.value / 1e3 > cost_ms / 2

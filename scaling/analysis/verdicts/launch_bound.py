@@ -30,12 +30,12 @@ def launch_bound(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     if not share.surely_above(STARVED):
         return ()
     waits = point.parts_ms.exposed_enqueue
-    said = [
+    lines = [
         f"at {share.value:.0%} of the buckets the device had nothing left to do when the host enqueued their "
         f"reduction: the host is {comm.host_lead_ms.value * 1e3:.0f} us ahead of it on average"
     ]
     if waits is not None:
-        said.append(
+        lines.append(
             f"a step waits {waits.value:.3g} ms for collectives to be enqueued that all ranks are ready for"
         )
     return (
@@ -44,7 +44,7 @@ def launch_bound(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
             world_size=point.world_size,
             share=None,
             confidence="high" if share.surely_above(SURELY) else "medium",
-            evidence=tuple(said),
+            evidence=tuple(lines),
             try_=remedies("launch_bound", point, plan, gain)[0],
         ),
     )

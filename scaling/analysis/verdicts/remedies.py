@@ -224,16 +224,16 @@ def no_gain(_change: Change) -> Measured | None:
     return None
 
 
-def each_remedy_once(found: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+def each_remedy_once(verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
     """The verdicts, each remedy with the first cause that it stands for."""
     offered: dict[tuple[str, str], str] = {}
     result = []
-    for verdict in found:
+    for verdict in verdicts:
         new = tuple(r for r in verdict.try_ if (r.overrides, r.code) not in offered)
         above = sorted({offered[key] for r in verdict.try_ if (key := (r.overrides, r.code)) in offered})
         offered |= {(r.overrides, r.code): verdict.cause for r in new}
-        said = (f"what to try for {' and '.join(above)} helps here too",) if above else ()
-        plain = tuple(line.replace("_", " ") for line in said)
+        also = (f"what to try for {' and '.join(above)} helps here too",) if above else ()
+        plain = tuple(line.replace("_", " ") for line in also)
         result.append(replace(verdict, try_=new, evidence=(*verdict.evidence, *plain)))
     return tuple(result)
 
@@ -267,7 +267,7 @@ def remedies(
         return (), (f"its threads have cores of their own; it would take {_IT_WOULD_TAKE[cause]}",)
     if offered or not useless:
         return tuple(offered), ()
-    best, what = max(useless, key=lambda found: found[0].value)
+    best, what = max(useless, key=lambda pair: pair[0].value)
     within = "" if best.interval is None else f" ({best.least - 1:+.0%} to {best.most - 1:+.0%})"
     return (), (
         f"nothing here would help: the best that was simulated, {what}, is predicted to change the throughput by "

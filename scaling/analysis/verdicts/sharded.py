@@ -28,20 +28,20 @@ def sharded_link(point: Point, spec: Spec, torch: str = "") -> tuple[Offer, ...]
 
     `torch`: the run's version of it, empty where unknown; what it is not known to do is not offered.
     """
-    costs = {(one.kind, one.phase): _cost(one.latency, one.bandwidth) for one in point.loss_by_kind}
-    found: list[tuple[float, tuple[Offer, ...]]] = []
+    costs = {(loss.kind, loss.phase): _cost(loss.latency, loss.bandwidth) for loss in point.loss_by_kind}
+    ranked: list[tuple[float, tuple[Offer, ...]]] = []
     for (kind, phase), cost in costs.items():
         if cost is not None and cost.value >= WORTH:
             some = _of_layers(point, spec) if kind == TENSOR else _of_kind(kind, phase, cost, spec, torch)
-            found.append((-cost.value, some))
-    offers = [offer for _, some in sorted(found, key=lambda item: item[0]) for offer in some]
+            ranked.append((-cost.value, some))
+    offers = [offer for _, some in sorted(ranked, key=lambda item: item[0]) for offer in some]
     return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), _less_often(spec))))
 
 
 def _version(torch: str) -> tuple[int, ...]:
     """(2, 13) of "2.13.0+cu130"; () where it is not known."""
-    found = re.match(r"(\d{1,4})\.(\d{1,4})", torch)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", torch)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def sharded_overhead(spec: Spec) -> tuple[Offer, ...]:
@@ -159,8 +159,8 @@ def tensor_across_hosts(point: Point, spec: Spec, levels: Sequence[FabricLevel])
         return ()
     if not share.surely_above(0) or share.value < NOTABLE:
         return ()
-    sent = [one for one in point.comm.collectives if one.communicator == TENSOR] if point.comm else []
-    waits = sum(one.exposed_transfer_ms.value for one in sent if one.exposed_transfer_ms)
+    sent = [call for call in point.comm.collectives if call.communicator == TENSOR] if point.comm else []
+    waits = sum(call.exposed_transfer_ms.value for call in sent if call.exposed_transfer_ms)
     step = f" of {point.step_ms.value:.1f}" if point.step_ms else ""
     evidence = [
         f"the {degree} ranks that divide the layers lie on several hosts, of {within} ranks each; a step waits "
@@ -193,9 +193,9 @@ def _share(point: Point) -> Measured | None:
     """What divided layers' collectives cost of the step."""
     parts = [
         part
-        for one in point.loss_by_kind
-        if one.kind == TENSOR
-        for part in (one.latency, one.bandwidth)
+        for loss in point.loss_by_kind
+        if loss.kind == TENSOR
+        for part in (loss.latency, loss.bandwidth)
         if part is not None
     ]
     return reduce(add, parts) if parts else None
@@ -205,14 +205,15 @@ def _inside_ms(
     sent: Sequence[Collective], ranks: int, within: int, levels: Sequence[FabricLevel]
 ) -> float | None:
     """How long the collectives would take among `ranks` of one host, ms; None where no such link was measured."""
-    level = next((one for one in levels if 1 < one.world_size <= within and one.alpha_us is not None), None)
+    inside = (level for level in levels if 1 < level.world_size <= within and level.alpha_us is not None)
+    level = next(inside, None)
     if level is None or level.alpha_us is None or level.busbw_gbit_s is None:
         return None
     total_us = 0.0
-    for one in sent:
-        hops = (2 if one.kind == "all_reduce" else 1) * (ranks - 1)
-        moved = one.bytes * bus_factor(ranks, one.kind)
-        total_us += one.calls * hops * level.alpha_us.value + moved * 8 / (level.busbw_gbit_s.value * 1e3)
+    for call in sent:
+        hops = (2 if call.kind == "all_reduce" else 1) * (ranks - 1)
+        moved = call.bytes * bus_factor(ranks, call.kind)
+        total_us += call.calls * hops * level.alpha_us.value + moved * 8 / (level.busbw_gbit_s.value * 1e3)
     return total_us / 1e3
 
 

@@ -64,14 +64,14 @@ def verdicts(
     """
     bound = launch_bound(point, plan, gain)
     causes = _causes_of(point, plan, gain, level, host)
-    found = (
+    listed = (
         *_slow_path(point, plan, level, nccl),
         *tensor_across_hosts(point, plan.spec, levels),
         *(map(doubted, causes) if bound else causes),
         *bound,
         *_optimizer(point, plan, gain),
     )
-    return each_remedy_once(found)
+    return each_remedy_once(listed)
 
 
 def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
@@ -114,7 +114,7 @@ def _causes_of(
     clear = confidences(dict(shares), point, families)
     if point.straggler is None:
         clear.pop("straggler", None)
-    found = []
+    causes = []
     for cause, share in shares:
         if cause in clear:
             tried, nothing = remedies(cause, point, plan, gain, host)
@@ -126,9 +126,9 @@ def _causes_of(
                 tried,
                 clear[cause],
             )
-            found.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
-    if found:
-        return (_beside_larger(found[0], point, clear), *found[1:])
+            causes.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
+    if causes:
+        return (_beside_larger(causes[0], point, clear), *causes[1:])
     if point.efficiency is not None and point.efficiency.surely_above(SCALES_WELL):
         return (
             Verdict(
@@ -235,5 +235,5 @@ def _beside_larger(first: Verdict, point: Point, clear: Collection[str]) -> Verd
     if first.share is None or point.loss is None:
         return first
     others = {cause: share for cause, share in _shares(point.loss) if cause not in clear}
-    said = uncertain(others, above=first.share.value)
-    return dataclasses.replace(first, confidence="low", evidence=(*first.evidence, *said)) if said else first
+    more = uncertain(others, above=first.share.value)
+    return dataclasses.replace(first, confidence="low", evidence=(*first.evidence, *more)) if more else first

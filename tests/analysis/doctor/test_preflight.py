@@ -100,13 +100,13 @@ def test_time_that_a_hypervisor_took_is_told_by_second(tmp_path):
     (found,) = seen(run(tmp_path, {}, telemetry=seconds(0.0, 0.08, 0.02, 0.3))).stolen
     assert found.hostname == "guest"
     assert found.shares == pytest.approx((0.0, 0.08, 0.02, 0.3))
-    assert (found.often, found.said) == (2, True)
+    assert (found.often, found.notable) == (2, True)
 
 
 def test_on_an_idle_machine_a_moment_that_was_taken_is_little(tmp_path):
     (found,) = seen(run(tmp_path, {}, telemetry=seconds(*[0.5] * 10, cores_busy=0.02))).stolen
     assert found.shares == pytest.approx([0.01] * 10)
-    assert not found.said
+    assert not found.notable
 
 
 def test_telemetry_that_does_not_tell_of_a_hypervisor_says_nothing(tmp_path):

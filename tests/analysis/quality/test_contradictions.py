@@ -99,7 +99,7 @@ def test_figures_that_fit_contradict_nothing():
 )
 def test_each_pair_that_excludes_each_other_is_said(changes, causes, said):
     found = contradictions(point(**changes))
-    assert said in " ".join(one.said for one in found)
+    assert said in " ".join(clash.text for clash in found)
     assert causes <= {cause for one in found for cause in one.causes}
 
 
