@@ -137,7 +137,7 @@ class Beside(NamedTuple):
     bytes: int = -1
     """A rank's and step's; -1: not counted."""
     unclaimed_bytes: int = 0
-    """Of the rank with most of them."""
+    """On the rank that has most of them."""
     polled: bool = False
     """Whether a loop asked if some collective is done instead of waiting."""
 
