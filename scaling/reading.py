@@ -1,4 +1,4 @@
-"""The one door for files that are read. Needs only the standard library, since workers use it.
+"""The one door for files that are read or added to. Needs only the standard library, since workers use it.
 
 A file may come from another machine or from an enemy, so it is opened only if it is a regular file (no pipe that nobody
 writes, no device without end), read only up to a limit, and decoded strictly: UTF-8, JSON of bounded depth whose
@@ -7,6 +7,7 @@ numbers fit into 64 bits. What is refused raises RefusedError, a ValueError that
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -54,6 +55,26 @@ def open_file(path: Path, limit_bytes: int) -> BinaryIO:
         os.close(descriptor)
         raise why
     return os.fdopen(descriptor, "rb")
+
+
+def open_to_write(path: Path, *, append: bool = False, mode: int = 0o666) -> BinaryIO:
+    """Open a regular file, unbuffered, and make it where it is missing. OSError where something else is in its place.
+
+    Others may write to the folder: a link is not followed, and a pipe not waited for.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | (os.O_APPEND if append else 0), mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a link; a regular file is expected", str(path)) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if not append:
+        os.ftruncate(descriptor, 0)
+    return os.fdopen(descriptor, "wb", buffering=0)
 
 
 def _refused(found: os.stat_result, limit_bytes: int) -> RefusedError | None:

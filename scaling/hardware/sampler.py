@@ -19,6 +19,7 @@ from typing import Any
 from scaling.hardware.host import Host
 from scaling.hardware.nvml import Gpus, open_nvml
 from scaling.hardware.telemetry import SCHEMA, record
+from scaling.reading import open_to_write
 
 
 def main(arguments: list[str]) -> None:
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> None:
     record(pulses, parent, arguments[5])
     nvml = open_nvml()
     gpus, system = (None if nvml is None else Gpus(nvml)), Host()
-    with path.open("w", encoding="utf-8") as file:
+    with open_to_write(path) as file:
         _line(file, head(host, gpus, system))
         while signal.sigtimedwait({signal.SIGTERM}, period_s) is None and os.getppid() == parent:
             _line(file, sample(gpus, system))
@@ -63,8 +64,7 @@ def sample(gpus: Gpus | None, system: Host) -> dict[str, Any]:
 
 
 def _line(file: Any, value: dict[str, Any]) -> None:
-    file.write(json.dumps(value, separators=(",", ":")) + "\n")
-    file.flush()
+    file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
 
 
 if __name__ == "__main__":

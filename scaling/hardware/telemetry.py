@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scaling.reading import LOG_BYTES_MAX, parse_json, read_bytes
+from scaling.reading import LOG_BYTES_MAX, open_to_write, parse_json, read_bytes
 
 T = TypeVar("T")
 
@@ -243,5 +243,6 @@ def record(path: Path, parent: int, memory: str) -> None:
 def _write(path: Path, ranks: dict[int, RankPulse]) -> None:
     document = {"schema": PULSE_SCHEMA, "ranks": {rank: asdict(one) for rank, one in ranks.items()}}
     part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(document), encoding="ascii")
+    with open_to_write(part) as file:
+        file.write(json.dumps(document).encode())
     part.replace(path)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command
+from scaling.reading import open_to_write
 from scaling.records import files
 from scaling.records.paths import LaunchFolder
 
@@ -28,7 +29,7 @@ END_S = 8
 
 def start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
     """Start a launch in a process group of its own, with its output in the launch's log."""
-    with launch.launcher_log.open("ab") as log:
+    with open_to_write(launch.launcher_log, append=True) as log:
         return subprocess.Popen(
             command.argv,
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ import errno
 import functools
 import json
 import os
+import secrets
 import shutil
 import types
 import typing
@@ -95,10 +96,12 @@ T = TypeVar("T")
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write by rename, so that a reader sees the whole file or the one before. `private`: for this user alone."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Others may write to the folder, so the name is new: O_EXCL follows no link that waits for it.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        part.touch(0o600 if private else 0o666)
-        part.write_text(text, encoding="utf-8")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
         part.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -130,12 +133,9 @@ def add_line(path: Path, value: Any) -> None:
     OSError where the disk has no room for the whole line.
     """
     line = json.dumps(encode(value), allow_nan=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        if os.write(descriptor, line) < len(line):
+    with reading.open_to_write(path, append=True, mode=0o600) as file:
+        if file.write(line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    finally:
-        os.close(descriptor)
 
 
 def read_json(

@@ -177,7 +177,7 @@ def in_words(launch: LaunchStatus, following: tuple[int, ...]) -> str:
 def locked(folder: RunFolder) -> Iterator[None]:
     """Hold a run folder; InputError where another program holds it, or where nothing can be written there."""
     try:
-        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise InputError(
             f"{folder.path}: cannot be written to ({error.strerror}); make it writable"

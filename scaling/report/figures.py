@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,16 @@ def find_browser(folder: Path) -> str:
 
 def write_figures(plots: Sequence[Plot], folder: Path, browser: str) -> list[Path]:
     """Write NAME.svg and NAME.png of every figure in the light colours on white; ScalingError where drawing fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Others may write to the folder, so nothing is drawn under a name at which a link may wait.
+    with tempfile.TemporaryDirectory(dir=folder) as drawn:
+        _draw(plots, Path(drawn), browser)
+        return [path.replace(folder / path.name) for path in sorted(Path(drawn).iterdir())]
+
+
+def _draw(plots: Sequence[Plot], folder: Path, browser: str) -> None:
     import kaleido  # noqa: PLC0415  optional, and only this needs it
 
-    folder.mkdir(parents=True, exist_ok=True)
     colours = light_colours()
     asked = [
         {
@@ -72,7 +80,6 @@ def write_figures(plots: Sequence[Plot], folder: Path, browser: str) -> list[Pat
         raise ScalingError(
             f"{browser}: could not draw the figures ({type(error).__name__}: {error})"
         ) from error
-    return [one["path"] for one in asked]
 
 
 def _options(ending: str) -> Json:

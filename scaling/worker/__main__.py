@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaling.errors import InputError
+from scaling.reading import open_to_write
 from scaling.records.checkup import DOCTOR
 from scaling.records.encoding import digest, digest_of
 from scaling.records.files import read_json, write_json
@@ -81,9 +82,9 @@ def _run(session: LaunchSession, run: RunFolder, what: str) -> None:
 
 
 def _log_to(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    with open_to_write(path, append=True, mode=0o644) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
 
 
 def _report(error: BaseException, rank: int, folder: LaunchFolder, session: LaunchSession | None) -> None:

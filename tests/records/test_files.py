@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from scaling.errors import InputError
-from scaling.records.files import read_json, write_json, write_text
+from scaling.reading import open_to_write
+from scaling.records.files import add_line, read_json, write_json, write_text
 
 SCHEMA = 3
 
@@ -67,6 +69,38 @@ def test_what_json_cannot_say_is_not_written(path, value):
     with pytest.raises(ValueError):
         write_json(path, {"value": value})
     assert not path.exists()
+
+
+# Others may write to the folder
+
+
+@pytest.mark.parametrize("write", [lambda path: add_line(path, {}), open_to_write])
+@pytest.mark.parametrize("aim", ["of-the-user", "not-there", "pipe", None])
+def test_what_stands_in_a_files_place_is_neither_followed_nor_waited_for(write, aim, path, tmp_path):
+    (tmp_path / "of-the-user").write_text("precious")
+    os.mkfifo(tmp_path / "pipe")
+    if aim is None:
+        os.mkfifo(path)
+    else:
+        path.symlink_to(aim)
+    with pytest.raises(OSError, match=r"link|No such device"):
+        write(path)
+    assert (tmp_path / "of-the-user").read_text() == "precious"
+    assert not (tmp_path / "not-there").exists()
+
+
+def test_a_link_is_replaced_not_written_through(path, tmp_path, monkeypatch):
+    (tmp_path / "of-the-user").write_text("precious")
+    names = ["waits", "free"]
+    monkeypatch.setattr("secrets.token_hex", lambda _: names.pop(0))
+    (tmp_path / f".{path.name}.waits.part").symlink_to("of-the-user")
+    path.symlink_to("of-the-user")
+    with pytest.raises(FileExistsError):  # an enemy would have to guess 64 bits
+        write_text(path, "new")
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    assert not path.is_symlink()
+    assert (tmp_path / "of-the-user").read_text() == "precious"
 
 
 # Versions

@@ -117,7 +117,7 @@ def _move(paths: Sequence[Path], into: Path) -> None:
 
 def sync(folder: RunFolder, *, ids: Sequence[str] | None = None, bound_s: float = UPLOAD_BOUND_S) -> str:
     """Upload the offline W&B runs of a folder, or those of `ids`, within `bound_s` seconds; says so in one line."""
-    runs = sorted((folder.wandb / "wandb").glob("offline-run-*"))
+    runs = sorted((folder.wandb.resolve() / "wandb").glob("offline-run-*"))
     runs = [run for run in runs if ids is None or run_id(run) in ids]
     if not runs:
         raise ScalingError(f"{folder.path}: no W&B runs to upload; tracking=offline and online write them")
@@ -163,6 +163,7 @@ def _run_module(
                 stderr=subprocess.STDOUT,
                 env=_environment(folder.wandb.resolve(), own, data),
                 timeout=bound_s,
+                cwd=own,  # W&B would ask wandb/settings of the working directory, which may be a run's, for the server
                 check=False,
             )
         except subprocess.TimeoutExpired as error:

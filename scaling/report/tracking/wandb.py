@@ -359,7 +359,8 @@ def _artifact(folder: RunFolder, plan: Plan, analysis: Analysis, name: str) -> J
 
 
 def _files(folder: RunFolder) -> Iterator[Path]:
-    """The files of a run, without W&B's own and without locks."""
+    """The files of a run, without W&B's own, locks, and what links lead to."""
+    root = folder.path.resolve()
     for path in (path for of in ("*", "*.parquet/*", "launches/*/*") for path in folder.path.glob(of)):
-        if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
+        if path.is_file() and path.resolve() == root / path.relative_to(folder.path) and path.name[0] != ".":
             yield path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from typing import Any
 
+from scaling.records.files import add_line
 from scaling.settings.batch_search import FAILED, FITS, LATE, OOM, Found, Largest, Try
 from scaling.settings.cases import Case
 from scaling.settings.estimate import search_limit_s
@@ -114,8 +114,6 @@ class Search:
     def _note(self, index: int, batch: int, status: str, **more: Any) -> None:
         if not self._session.lead:
             return
-        line = json.dumps({"variant": index, "batch": batch, "status": status, **more})
-        with self._session.folder.tries.open("a", encoding="ascii") as file:
-            file.write(line + "\n")
+        add_line(self._session.folder.tries, {"variant": index, "batch": batch, "status": status, **more})
         compiled = self._largest.items[index].variant.compile
         self._session.progress(f"batch {batch} {status}", expected_s=COMPILE_S if compiled else None)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from scaling.reading import open_to_write
 from scaling.records.encoding import Sealer, pack_block
 from scaling.records.format import (
     EndRecord,
@@ -27,7 +28,7 @@ class Recorder:
 
     def __init__(self, path: Path, head: HeadRecord, *, flush_s: float = 0.0) -> None:
         """A block may wait in memory for `flush_s` seconds before it is flushed."""
-        self._file = path.open("wb", buffering=0)
+        self._file = open_to_write(path)
         self._pending = bytearray()
         """Lines that are not written yet. A forked child has a copy, and nothing that writes it at the child's end."""
         self._flush_ns = int(flush_s * 1e9)

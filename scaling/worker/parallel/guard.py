@@ -118,22 +118,22 @@ class Calls:
         if torch.compiler.is_compiling():  # it would be traced
             return (self.inner or module._call_impl)(*args, **named)  # noqa: SLF001
         caller = sys._getframe(1).f_locals.get("self")  # noqa: SLF001  # the slot is not told which copy is called
-        return self._call(caller if isinstance(caller, torch.nn.Module) else module, args, named)
-
-    def _call(self, module: Any, args: Any, named: Any) -> Any:
-        followed = module is self._module()
-        if followed:
+        module = caller if isinstance(caller, torch.nn.Module) else module
+        around, inner = [], self
+        while isinstance(inner, Calls):
+            if inner._module() is module:
+                around.append(inner)
+            inner = inner.inner
+        for calls in around:
             try:
-                self._before(module, args, named)
+                calls._before(module, args, named)  # noqa: SLF001
             except Exception as error:  # noqa: BLE001
                 _tell_or_raise(error)
-        if isinstance(self.inner, Calls):
-            output = self.inner._call(module, args, named)  # noqa: SLF001
-        else:
-            output = (self.inner or module._call_impl)(*args, **named)  # noqa: SLF001
-        if followed and self._after is not None:
+        output = (inner or module._call_impl)(*args, **named)  # noqa: SLF001
+        for calls in reversed(around):
             try:
-                self._after(module, output)
+                if calls._after is not None:  # noqa: SLF001
+                    calls._after(module, output)  # noqa: SLF001
             except Exception as error:  # noqa: BLE001
                 _tell_or_raise(error)
         return output

@@ -9,6 +9,7 @@ import pytest
 from support.processes import wait_until
 
 from scaling.errors import ScalingError
+from scaling.records.paths import RunFolder
 from scaling.report.tracking import sync
 from scaling.report.tracking import wandb as report
 
@@ -63,6 +64,22 @@ def test_sync_uploads_what_was_logged_offline_once(log, folder, wandb_server):
     assert said.endswith("c0ffee-summary")
     assert len(wandb_server.taken) == 3
     assert sync.sync(folder) == "3 W&B runs uploaded before, nothing to do"
+
+
+@pytest.mark.slow
+def test_a_settings_file_of_the_run_chooses_neither_server_nor_entity(log, folder, wandb_server, monkeypatch):
+    """W&B reads wandb/settings of the working directory; the key would go to the server that it names."""
+    log()
+    (folder.wandb / "wandb/settings").write_text(
+        "[default]\nbase_url = http://127.0.0.1:9\nentity = theirs\nproject = loot\n"
+    )
+    monkeypatch.chdir(folder.path)
+    monkeypatch.delenv("WANDB_BASE_URL")
+    (folder.path.parent / "asked").mkdir()
+    (folder.path.parent / "asked/settings").write_text(f"[default]\nbase_url = {wandb_server.url}\n")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(folder.path.parent / "asked"))  # the user's own
+    assert sync.sync(RunFolder("."), bound_s=60).startswith("3 W&B runs uploaded, see http://")
+    assert len(wandb_server.taken) == 3
 
 
 @pytest.mark.slow

@@ -71,12 +71,13 @@ def test_the_last_line_says_where_the_run_is(ranks, kept):
     assert "last" not in ranks[1]["misuse"]["lines"]  # rank 0 speaks for all
 
 
-def test_a_rank_that_stopped_recording_holds_up_no_baseline(ranks):
-    (said,) = ranks[0]["misuse"]["lines"]["full"]
-    assert "baseline() was not measured: rank 1 stopped (OSError: [Errno 28]" in said
-    (stopped,) = ranks[1]["misuse"]["lines"]["full"]
-    assert "stopped: OSError: [Errno 28]" in stopped
-    assert all("full" in rank["misuse"]["trained"] for rank in ranks)
+def test_a_rank_that_stopped_recording_holds_up_no_baseline(ranks, kept):
+    (said,) = ranks[0]["misuse"]["lines"]["planted"]
+    assert "baseline() was not measured: rank 1 stopped (OSError: [Errno 40] it is a link;" in said
+    (stopped,) = ranks[1]["misuse"]["lines"]["planted"]
+    assert "stopped: OSError: [Errno 40] it is a link;" in stopped
+    assert all("planted" in rank["misuse"]["trained"] for rank in ranks)
+    assert not (kept / "of-the-user").exists()
 
 
 def test_what_needs_no_baseline_is_there_and_what_needs_one_is_null(found):

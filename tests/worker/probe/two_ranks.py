@@ -121,15 +121,15 @@ def misuse(folder):
         for _ in range(INNER):
             with probe.step(), second.step():
                 trained["two"] = plain_step(ddp, optimizer)
-    with said(lines, "full"), Probe(ddp, run_dir=folder / "full") as probe:
+    with said(lines, "planted"), Probe(ddp, run_dir=folder / "full") as probe:
         if dist.get_rank() == 1:
-            (probe.run_dir / "launches/0/rank-1.jsonl").symlink_to("/dev/full")
+            (probe.run_dir / "launches/0/rank-1.jsonl").symlink_to(folder / "of-the-user")
         for _ in range(INNER):
             with probe.step():
                 plain_step(ddp, optimizer)
         probe.baseline(lambda module: plain_step(module, optimizer))
         with probe.step():
-            trained["full"] = plain_step(ddp, optimizer)
+            trained["planted"] = plain_step(ddp, optimizer)
     with said(lines, "shared"), Probe(ddp, run_dir=folder / "shared") as probe:
         for _ in range(INNER):
             with probe.step():
