@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scaling.settings.cases import Case, arms, stages
-from scaling.settings.plan import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content, Plan, Trial
+from scaling.settings.plan import (
+    CONTROLS,
+    DETAILS,
+    LIGHT,
+    REPLAYS,
+    SAMPLED,
+    SWEEP,
+    WHOLE,
+    Content,
+    Plan,
+    Trial,
+)
 from scaling.settings.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
 from scaling.settings.sample import Traffic, chosen
 from scaling.settings.schedule import (
@@ -174,7 +185,7 @@ def _fitted(
     """The first of some contents whose least rounds fit, or the cheapest. `warmup_s`: None where it is over."""
 
     def least_s(content: Content) -> float:
-        rounds_s = least_rounds(measure) * least_round_s(content)
+        rounds_s = sum(least_round_s(content.of_round(k)) for k in range(least_rounds(measure)))
         return rounds_s if warmup_s is None else rounds_s + warmup_s(content, 1)
 
     tried: list[tuple[float, Content]] = []
@@ -212,12 +223,19 @@ def _contents(
     if plan.variant is not None:
         return
     for part in order:
-        less = content.less(part)
-        if least_s(less) < least_s(content) * (1 - LEAST_GAIN):
-            content = less
-            yield content
+        once = replace(content, detailed=(0,))
+        steps = (once, content.less(part), once.less(part)) if part == DETAILS else (content.less(part),)
+        for less in map(_in_all_rounds_if_light, steps):
+            if least_s(less) < least_s(content) * (1 - LEAST_GAIN):
+                content = less
+                yield content
     for sizes in _fewer(tuple(t.world_size for t in trials)):
         yield replace(content, world_sizes=sizes)
+
+
+def _in_all_rounds_if_light(content: Content) -> Content:
+    """Without the choice of rounds where nothing is left that only some of them have."""
+    return content if any(map(content.has, SAMPLED)) else replace(content, detailed=None)
 
 
 def _order(costs: Costs) -> tuple[str, ...]:

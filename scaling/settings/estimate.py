@@ -14,7 +14,7 @@ from scaling.settings import schedule
 from scaling.settings.batch_search import Largest
 from scaling.settings.budget import BLOCK_S, CaseCosts, Costs, Fitted, fit_cases, fit_training, least_rounds
 from scaling.settings.cases import Case, batches, cases, ladder, variants
-from scaling.settings.plan import DETAILS, IN_WORDS, Content, Plan, Promise
+from scaling.settings.plan import DETAILS, IN_WORDS, SAMPLED, Content, Plan, Promise
 from scaling.settings.run import Spec
 from scaling.units import format_duration
 
@@ -176,12 +176,15 @@ def said_left_out(plan: Plan, content: Content, largest: Largest | None = None) 
         known = tuple(sorted({batch for rungs in largest.rungs().values() for batch in rungs}))
     large = [batch for batch in known if most is not None and batch > most]
     sizes = [n for n in spec.world_sizes if not content.holds(n)]
+    few = content.detailed is not None and len(content.detailed) < least_rounds(spec.measure)
+    in_first = ", ".join(part for part in SAMPLED if content.has(part)) if few else ""
     late = largest is not None and any(search.late for search in largest.items)
     parts = (
         *(["larger batches in the search for the largest"] if late else []),
         *([f"batch {', '.join(map(str, large))}"] if large else []),
         *([f"batches above {most}"] if most is not None and not known else []),
         *(IN_WORDS[part] for part in content.without),
+        *([f"{in_first} in every round but the first"] if in_first else []),
         *([f"world size {', '.join(map(str, sizes))}"] if sizes else []),
     )
     if not parts:

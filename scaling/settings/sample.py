@@ -84,6 +84,8 @@ def chosen(
     `traffic`: by world size. `round_s`: how long a round takes that measures a content. `steps`: of a block, as many as
     the settings ask for; in a launch that is short of time blocks have fewer. `rounds_s`: time for all rounds.
     """
+    if content.detailed is not None and len(content.detailed) < LEAST_ROUNDS:  # the budget holds no more
+        return content
     content = replace(content, detailed=None)
     if plan.variant is not None or not any(map(content.has, SAMPLED)):
         return content
@@ -173,6 +175,8 @@ def _heads_bytes(plan: Plan) -> int:
 def said(plan: Plan, detailed: Collection[int], rounds: int) -> str:
     """Which rounds have details, and why not all. `detailed`: their numbers; `rounds`: how many were measured."""
     which = f"{sum(number < rounds for number in detailed)} of {rounds} rounds, chosen before the run"
+    if len(detailed) < LEAST_ROUNDS:
+        return f"details in {which}: the budget held no more"
     if len(detailed) > LEAST_DETAILED:
         return f"details in {which}: with more, rank files would take more than {bound(plan)}"
     return f"details in {which}: rank files may take {bound(plan)}, but {LEAST_DETAILED} rounds have details at least"

@@ -59,7 +59,7 @@ TRUTHS = {
         world_sizes=(4,),
         rounds=4,
         steps=4,
-        detailed=(0, 2),
+        detailed=(0, 1, 3),
         communicators=(0, 1, 1),
         buckets=tuple(Bucket(bytes=2**21, at=at) for at in (0.3, 0.7, 1.0)),
     ),

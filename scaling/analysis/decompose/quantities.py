@@ -21,7 +21,7 @@ from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import Frame, in_memory
 from scaling.settings.plan import Plan, Trial
-from scaling.settings.schedule import BARE_ONE
+from scaling.settings.schedule import BARE_ALL, BARE_ONE
 
 if TYPE_CHECKING:
     from scaling.analysis.decompose.imbalance import TokenRows
@@ -247,6 +247,16 @@ class TrialRecords:
             if name in _TRANSFERS or name.endswith((".transfer", ".shared"))
         }
         return dataclasses.replace(self, cycles=(), merged=kept)
+
+    @property
+    def detailed_rounds(self) -> int:
+        """How many rounds have details."""
+        return len({cycle.key for cycle in self.cycles})
+
+    def without_detailed_arms(self) -> TrialRecords:
+        """What is left where too few rounds have details for an interval: how long transfers took in them."""
+        kept = self.ranks.filter(~pl.col("detailed") & (pl.col("arm") != BARE_ALL))
+        return dataclasses.replace(self.without_details(), ranks=kept, sampled=False, solo={}, turns={})
 
     def of_own_times(self, value: Callable[[Floats], float]) -> Floats:
         """A value of the ranks' own times, S x R in ns, one a round: of light steps, else of the detailed ones."""

@@ -18,6 +18,7 @@ from scaling.analysis.results import Details, Measured, RankInDetails, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, level_of_each
 from scaling.records.format import DISTURBS, UNKNOWN_STREAM
 from scaling.settings.plan import Plan
+from scaling.settings.run import LEAST_ROUNDS
 from scaling.settings.schedule import PLAIN, PROBE
 
 MOVED = 0.03
@@ -78,6 +79,14 @@ def details(
         ),
         unused=why,
     )
+
+
+def too_few(records: TrialRecords) -> str:
+    """Why no cause can rest on details that only some rounds of a short run have; empty where enough have them."""
+    rounds, detailed = records.index.height, records.detailed_rounds
+    if not 0 < detailed < LEAST_ROUNDS <= rounds:
+        return ""
+    return f"details fitted into {detailed} of {rounds} rounds, too few for an interval"
 
 
 def with_reason(verdict: Verdict, unused: Mapping[int, str]) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaling.analysis.invariants import ABOVE_ONE
-from scaling.analysis.results import FabricLevel, Point
+from scaling.analysis.results import Comm, FabricLevel, Point
 from scaling.analysis.verdicts import imbalance
 from scaling.units import format_bytes, two_digits
 
@@ -37,19 +37,14 @@ def evidence_of(
             lines.append(
                 f"{which} waits {parts.exposed_transfer.value:.1f} of {step.value:.1f} ms for data on the link"
             )
-        if comm.busbw_gbit_s is not None:
-            share = comm.nominal_share
-            of_link = f", {share.value:.0%} of what the link can carry" if share else ""
-            if share and share.surely_above(1):
-                of_link += f": {ABOVE_ONE['nominal_share']}"
-            lines.append(
-                f"{format_bytes(comm.bytes_per_step)} a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
-            )
+        lines += _rate_lines(comm)
     if cause == "communication" and parts.exposed_transfer and arms.probe:
         lines.append(
             f"all ranks alike wait {parts.exposed_transfer.value:.1f} of {arms.probe.value:.1f} ms of a step with "
             "phase stamps for communication"
         )
+        few = comm is not None and comm.busbw_gbit_s is not None and comm.busbw_gbit_s.interval is None
+        lines += _rate_lines(comm) if comm and few else []  # too few rounds had details for more than this
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
         lines.append(
@@ -96,6 +91,17 @@ def evidence_of(
         if part is not None:
             lines.append(f"a step spends {part.value:.1f} ms in {cause}")
     return tuple(lines)
+
+
+def _rate_lines(comm: Comm) -> list[str]:
+    """How much a step sends, and how fast."""
+    if comm.busbw_gbit_s is None:
+        return []
+    share = comm.nominal_share
+    of_link = f", {share.value:.0%} of what the link can carry" if share else ""
+    if share and share.surely_above(1):
+        of_link += f": {ABOVE_ONE['nominal_share']}"
+    return [f"{format_bytes(comm.bytes_per_step)} a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"]
 
 
 def _latency_lines(point: Point, level: FabricLevel | None) -> list[str]:

@@ -250,6 +250,8 @@ def remedies(
     offers_made = offers(cause, point, plan, host)
     for offer in offers_made:
         predicted = offer.gain if offer.change is None else gain(offer.change)
+        if offer.change and predicted is not None and predicted.interval is None and predicted.value > 1:
+            predicted = None  # too few rounds to say by how much
         if predicted is None or offer.gain or predicted.surely_above(1):
             offered.append(
                 Remedy(

@@ -135,3 +135,19 @@ def test_the_files_of_each_host_stay_within_its_share(simulate, cluster, tmp_pat
     assert share == 2.5 * 2**20
     sampled, whole = written("sampled", content.detailed), written("whole", ())
     assert 0.5 * share < max(sampled.values()) <= share < max(whole.values())
+
+
+def test_one_round_with_details_tells_the_bandwidth_and_light_steps_the_cause(measure, cluster):
+    """A budget that holds details once: causes come from all light steps, and no interval rests on one round."""
+    slow = cluster.Truth(world_sizes=(1, 2), hosts=2, rounds=3, steps=2, beta_ns=50.0, detailed=(0,))
+    measured = measure(slow)
+    point, (verdict,) = measured.point(2), measured.analysis.verdicts
+    assert (verdict.cause, verdict.confidence) == ("communication", "high")
+    assert "details fitted into 1 of 3 rounds, too few for an interval" in verdict.evidence[-1]
+    assert point.comm.busbw_gbit_s.value == pytest.approx(0.16, rel=0.05)
+    assert (point.comm.busbw_gbit_s.n, point.comm.busbw_gbit_s.interval) == (1, None)
+    assert point.efficiency.n == 3
+    assert holds(point.efficiency, measured.expected.points[2].efficiency)
+    assert measured.analysis.quality.warnings[0].startswith(
+        "details in 1 of 3 rounds, chosen before the run: the bud"
+    )

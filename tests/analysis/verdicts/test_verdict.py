@@ -339,7 +339,7 @@ def test_a_short_hop_takes_more_than_nothing(plan):
 
 
 @pytest.mark.parametrize("cause", ["link_bandwidth", "link_latency", "small_batch"])
-@pytest.mark.parametrize("gain", [about(0.78), about(0.99, 0.03), Measured(1.2)])
+@pytest.mark.parametrize("gain", [about(0.78), about(0.99, 0.03), Measured(0.9)])
 def test_what_is_not_sure_to_help_is_not_offered(plan, cause, gain):
     (found,) = verdicts(point({cause: 0.3}), plan, gain=lambda _change: gain)
     assert found.try_ == ()
@@ -355,6 +355,11 @@ def test_what_helps_is_offered_beside_what_does_not(plan):
     (found,) = verdicts(point({"link_bandwidth": 0.3}), plan, gain=gain)
     assert [r.overrides for r in found.try_] == ["ddp.comm_hook=bf16"]
     assert not [line for line in found.evidence if "nothing here" in line]
+
+
+def test_what_too_few_rounds_predict_is_offered_without_a_gain(plan):
+    (found,) = verdicts(point({"link_bandwidth": 0.3}), plan, gain=lambda _change: Measured(1.2))
+    assert {r.predicted_gain for r in found.try_} == {None}
 
 
 def test_what_cannot_be_simulated_is_offered_without_a_gain(plan):
