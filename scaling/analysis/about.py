@@ -92,7 +92,6 @@ def quality(
             *sampled.warnings(tables, plan),
             *contention.warnings(judged, plan, ending.stolen),
             *own_loop.updates(tables, plan),
-            *own_loop.pauses(tables),
             *_uneven_clocks(tables),
             *ending.warnings,
         ),

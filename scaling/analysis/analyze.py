@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from scaling.analysis.about import Ending, quality, run_info
-from scaling.analysis.decompose import own_loop
+from scaling.analysis.decompose import own_loop, pauses
 from scaling.analysis.decompose.hosts import hosts, spread
 from scaling.analysis.decompose.loss import Link, base_world_size, no_single_rank
 from scaling.analysis.decompose.point import point
@@ -51,6 +51,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
     """All of analysis.json."""
     plan, spec = run.plan, run.plan.spec
     apart = own_loop.said(run.tables, plan) if plan.kind.followed else ()
+    loops = {n: pauses.beside(run.within(n), plan) for n in run.counted} if plan.kind.followed else {}
     run = run.usable
     tables, counted = run.tables, run.counted
     within = {n: run.within(n) for n in counted}
@@ -103,6 +104,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
                 fed_ns=max((r.fed_ns.get(n, -1) for r in tables.ranks if r.rank < n), default=-1),
                 cores=cores,
                 memory=ending.memory.get(n, PeakMemory()),
+                beside=loops.get(n, pauses.Beside()),
             )
         )
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)

@@ -30,6 +30,12 @@ from typing import Any, ClassVar, NamedTuple
 DISTURBS, UNKNOWN_STREAM = "disturbs", "unknown stream"
 """BlockRecord.withheld: stamps of collectives would hold up other streams; nobody tells where collectives run."""
 
+SAVE, ASYNC_SAVE, EVALUATION = "save", "async save", "evaluation"
+COLLECTION, ALLOCATOR = "garbage collection", "allocator retry"
+BESIDE_SAVE, BASELINE = "beside an async save", "baseline"
+"""PauseRecord.kind, where a probe recognises what a loop does; the last two are how long it saved beside steps,
+and measured what a loop does not show."""
+
 SCHEMA = 2
 
 
@@ -301,12 +307,20 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseRecord:
-    """An own loop did something else between two steps."""
+    """An own loop did something else between two steps, or a step took far longer than usual."""
 
     TAG: ClassVar[str] = "pause"
 
     time_ns: int
+    """The end of the step behind it."""
     gap_ns: int
+    """From the end of the step before to where this one was entered."""
+    step: int = -1
+    """Number of that step in the loop; -1, as the two below: an older file, which has pauses between steps alone."""
+    kind: str = ""
+    """What the loop did: as it said, or one of those above; empty: unknown."""
+    more_ns: int = -1
+    """How long that took; by how much the step was longer than usual where it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

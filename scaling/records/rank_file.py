@@ -25,6 +25,7 @@ from scaling.records.encoding import Stretch, stretches
 from scaling.records.format import (
     SCHEMA,
     ClockRecord,
+    PauseRecord,
     Record,
 )
 from scaling.records.frames import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
@@ -139,8 +140,8 @@ class RankFile:
     state: str | None = None
     """Own loops: `done` or `failed`; None where the file has no end line."""
     error: str = ""
-    paused_ns: tuple[int, ...] = ()
-    """Own loops: duration of each gap between two steps in which the loop did something else."""
+    pauses: tuple[PauseRecord, ...] = ()
+    """Own loops: pauses between steps and steps that took far longer than usual, by this rank's own clock."""
     dropped_samples: int = 0
     """Steps that belong to no whole block."""
 
@@ -251,7 +252,11 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         damaged=tuple(named(stretch) for stretch in damaged),
         state=end.state if end else None,
         error=end.error if end else "",
-        paused_ns=tuple(record.gap_ns for record in found.records if isinstance(record, Pause)),
+        pauses=tuple(
+            PauseRecord(time_ns=p.time_ns, gap_ns=p.gap_ns, step=p.step, kind=p.kind, more_ns=p.more_ns)
+            for p in found.records
+            if isinstance(p, Pause)
+        ),
         dropped_samples=found.loose + sum(steps_in(stretch) for stretch in damaged),
     )
     return Rank(file=file, tables=tables, stored=Stored(path=path, shift=shift, text=text))

@@ -19,6 +19,9 @@ from scaling.report.text import cause_name, percent, quantity, ranks, status_nam
 from scaling.settings.plan import SETTLED, Plan
 from scaling.units import UNKNOWN
 
+BESIDE = 0.05
+"""What a loop does beside its steps belongs to the answer from this share of the time on."""
+
 
 def answer(analysis: Analysis) -> str:
     """How well the run scales and what eats most of the rest, in a sentence or two.
@@ -27,7 +30,10 @@ def answer(analysis: Analysis) -> str:
     """
     shared = analysis.run.ranks_per_device
     device = "GPU" if analysis.run.device == "cuda" else "device"
-    return f"One {device} shared by {ranks(shared)}. {_answer(analysis)}" if shared > 1 else _answer(analysis)
+    largest = max(analysis.points, key=lambda p: p.world_size, default=None)
+    beside = map(text.sentence, findings.beside_lines(largest, BESIDE) if largest else ())
+    said = " ".join((_answer(analysis), *beside))
+    return f"One {device} shared by {ranks(shared)}. {said}" if shared > 1 else said
 
 
 def _answer(analysis: Analysis) -> str:

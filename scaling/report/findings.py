@@ -5,6 +5,8 @@ The measured links and the paths that NCCL chose, as sentences.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scaling.analysis.results import (
     Comm,
     DataLoading,
@@ -15,6 +17,7 @@ from scaling.analysis.results import (
     NcclLog,
     Overhead,
     PeakMemory,
+    Point,
     Quality,
     Remedy,
     RooflineResult,
@@ -36,7 +39,7 @@ from scaling.report.text import (
     ranks,
     status_name,
 )
-from scaling.units import UNKNOWN, format_bytes
+from scaling.units import UNKNOWN, format_bytes, format_duration
 
 IN_WORDS = {
     "neighbours": "ranks beside each other slow each other",
@@ -66,6 +69,33 @@ def straggler_line(straggler: Straggler) -> str:
     if straggler.host is not None:
         who = f"all ranks of host {straggler.host} are late in {phase}, rank {straggler.rank} most, and cost"
     return f"{who} {cost} a step (skew {skew}); {alone}"
+
+
+def beside_lines(point: Point, least: float = 0.0) -> Iterator[str]:
+    """Long steps that come back, then pauses of other kinds: those with `least` of the wall time or more."""
+    for stall in point.stalls:
+        if stall.wall_share >= least:
+            often = (
+                f"every {stall.every_steps}th step" if stall.every_steps else count(stall.longer_ms.n, "step")
+            )
+            kind = "" if stall.kind == UNKNOWN else f" ({plain(stall.kind)})"
+            longer, cost = quantity(stall.longer_ms, "ms"), quantity(stall.cost_ms, "ms")
+            share = f"{stall.wall_share:.1%} of the time"
+            yield f"{often} takes {longer} longer{kind}, {plain(stall.where)}: {cost} a step, {share}"
+    told = {stall.kind for stall in point.stalls}
+    for pause in point.pauses:
+        if pause.kind not in told and pause.wall_share >= least:
+            times = "once" if pause.count == 1 else f"{pause.count} times"
+            said = f"{plain(pause.kind)} {times}, {format_duration(pause.seconds.value)} in all, {plain(pause.where)}"
+            if pause.steps_beside is not None:
+                floor = change(point.overhead.aa_floor)
+                said += (
+                    f"; steps beside it take {percent(pause.steps_beside)} of the others (A/A floor {floor})"
+                )
+            yield f"{said}, {pause.wall_share:.1%} of the time" if pause.wall_share else said
+
+
+BETWEEN = "; efficiency, phases and late ranks are those of the steps between"
 
 
 def tokens_line(tokens: TokenBalance, step_ms: Measured | None) -> str:

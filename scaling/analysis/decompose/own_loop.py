@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from scaling.analysis.decompose.pauses import disturbed
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.quality.launches import of_launches
 from scaling.analysis.results import Point, Verdict
@@ -24,7 +25,7 @@ from scaling.records.frames import in_memory, joined
 from scaling.records.tables import PUBLISHED, Tables
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ONE, PLAIN, PROBE
-from scaling.units import UNKNOWN, format_duration, ranks, two_digits
+from scaling.units import UNKNOWN, ranks, two_digits
 
 UNITS_ENOUGH = 10
 """Rounds are not grouped into fewer units than this."""
@@ -40,7 +41,8 @@ UPDATED_MOST = 0.6
 def usable(tables: Tables, plan: Plan) -> Tables:
     """Blocks that every rank recorded completely, spread evenly over the loop, of launches with the plan's batch.
 
-    A rank that evaluates, saves or fails drops its block, so the other ranks' copies of that block cannot be used. If
+    A rank that evaluates, saves or fails drops its block, so the other ranks' copies of that block cannot be used. Nor
+    are blocks with pauses or long steps that come back (decompose.pauses). If
     records were thinned out as the loop went on (scaling.records.format.generation), its denser beginning is thinned
     out in the same way, so that every part of the training has the same weight.
     """
@@ -58,6 +60,7 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     alone = blocks.filter(pl.col("arm") == BARE_ONE).select("launch", "block")
     keys = ["launch", "block"]
     together = blocks.join(pl.concat([whole, alone]).unique(), on=keys, how="semi")
+    together = together.join(disturbed(tables, plan), on=keys, how="anti")
     last = together.group_by("launch").agg(pl.col("round").max())
     every = {launch: 2 ** generation(slot) for launch, slot in last.iter_rows()}
     spacing = pl.col("launch").replace_strict(every, return_dtype=pl.Int64) if every else pl.lit(1)
@@ -138,18 +141,6 @@ def updates(tables: Tables, plan: Plan) -> tuple[str, ...]:
         f"an optimizer stepped in {updated} of {steps.height} steps that were looked at, and gradients were reduced in "
         "all: put ddp.no_sync() around those that only accumulate (after fully_shard: "
         "set_requires_gradient_sync(False) before them); they then count as micro-steps of one step",
-    )
-
-
-def pauses(tables: Tables) -> tuple[str, ...]:
-    """A warning about pauses between steps, which are not counted as input."""
-    longest = max((rank.paused_ns for rank in tables.ranks), key=sum, default=())
-    if not longest:
-        return ()
-    pauses = "1 pause" if len(longest) == 1 else f"{len(longest)} pauses"
-    return (
-        f"{pauses} between two steps (evaluation, saving), {format_duration(sum(longest) / 1e9)} in all: "
-        "not counted as part of a step",
     )
 
 

@@ -12,6 +12,7 @@ from scaling.analysis.decompose import imbalance, light, own_loop, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, by_kinds, cost, efficiency, loss
+from scaling.analysis.decompose.pauses import Beside
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
@@ -41,6 +42,7 @@ def point(
     fed_ns: int = -1,
     cores: int = 0,
     memory: PeakMemory | None = None,
+    beside: Beside,
 ) -> Point:
     """Everything about one world size.
 
@@ -110,6 +112,8 @@ def point(
         if n > 1 and (records.bucket_bytes or records.sent or records.beside.bytes > 0)
         else None,
         memory=memory or PeakMemory(),
+        pauses=beside.pauses,
+        stalls=beside.stalls,
         loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),
         clocks=clocks.clocks(records, rounds),
         cost=cost(

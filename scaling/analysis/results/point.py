@@ -276,6 +276,39 @@ class DeviceClocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """What an own loop does beside its steps: of one kind, over all launches that count."""
+
+    kind: str
+    """As the loop names it, or as it is recognised: save, async save, evaluation; `unknown`."""
+    count: int
+    seconds: Measured
+    """All of them together."""
+    where: str
+    """Between steps or in them, and the rank where it is one alone."""
+    wall_share: float = 0.0
+    """Fraction of the loop's time from its first recorded step to its last."""
+    steps_beside: Measured | None = None
+    """An asynchronous save: plain steps beside it over the others. None: too few to tell, or another kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Steps that take far longer than the others and come back."""
+
+    kind: str
+    """As of Pause; also garbage collection (Python's) and allocator retry (the device's)."""
+    every_steps: int | None
+    """None: at no fixed distance."""
+    cost_ms: Measured
+    """A step, spread over all steps."""
+    longer_ms: Measured
+    """Each of those steps."""
+    where: str
+    wall_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCost:
     """What samples cost at one world size; each rank counts as one GPU."""
 
@@ -332,6 +365,9 @@ class Point(KeyFigures):
     clocks: DeviceClocks | None = None
     """None where no device reported its clock."""
     cost: SampleCost = field(default_factory=SampleCost)
+    pauses: tuple[Pause, ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    """The steps of both are in no other figure."""
     parallel: Degrees | None = None
     loss_by_kind: tuple[LossOfKind, ...] = ()
     """`link_latency` and `link_bandwidth` of `loss`, by kind and phase of the collective that is waited for."""

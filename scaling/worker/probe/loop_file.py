@@ -194,8 +194,8 @@ class LoopFile:
         self._clocks, self._phases, self._batch = clocks, phases, batch
         self._samples: Counter[int] = Counter()
         self._recorder: Recorder | None = None
-        self._early: list[ClockRecord] = []
-        """Comparisons of clocks from before the file existed."""
+        self._waiting: list[ClockRecord | PauseRecord] = []
+        """Comparisons of clocks from before the file existed, and pauses since the last round."""
 
     @property
     def begun(self) -> bool:
@@ -219,11 +219,11 @@ class LoopFile:
         Every rank decides by the slot's number alone, since one without a file has to take part too.
         """
         self._clocks.look(slot, self._note)
+        self._write()
 
-    def pause(self, *, time_ns: int, gap_ns: int) -> None:
-        """Record that the loop did something else since the last step."""
-        if self._recorder is not None:
-            self._recorder.note(PauseRecord(time_ns=time_ns, gap_ns=gap_ns))
+    def pause(self, record: PauseRecord) -> None:
+        """Record a pause or a long step, between two rounds, where writing disturbs no block."""
+        self._waiting.append(record)
 
     def end(self, error: BaseException | None, steps: int) -> None:
         """Record how the loop ended; `error` is the exception that ended it, if any."""
@@ -234,6 +234,7 @@ class LoopFile:
         fine = error is None or (isinstance(error, SystemExit) and not error.code)
         text = "" if fine else f"{type(error).__name__}: {error}".strip().splitlines()[0]
         state, blocks = "done" if fine else "failed", self._recorder.blocks
+        self._write()
         self._recorder.note(EndRecord(state=state, steps=steps, error=text, blocks=blocks))
 
     def where(self, steps: int, folder: Path | None) -> str:
@@ -277,14 +278,15 @@ class LoopFile:
             groups, plan=files.encode(plan), cores=cores_of_host(), buckets=self._followed.sizes()
         )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)
-        for record in self._early:
-            self._recorder.note(record)
         self._clocks.look(FIRST_SLOT, self._note)  # for a loop that ends within its first round
+        self._write()
         return self._recorder
 
     def _note(self, record: ClockRecord) -> None:
         """Write a record, or keep it until there is a file."""
-        if self._recorder is None:
-            self._early.append(record)
-        else:
-            self._recorder.note(record)
+        self._waiting.append(record)
+        self._write()
+
+    def _write(self) -> None:
+        while self._recorder is not None and self._waiting:
+            self._recorder.note(self._waiting.pop(0))

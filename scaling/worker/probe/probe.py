@@ -17,7 +17,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError, ScalingError
 from scaling.plain import one_line
-from scaling.records.format import RecordedBlock
+from scaling.records.format import BASELINE, RecordedBlock
 from scaling.worker.accelerator.devices import device_of
 from scaling.worker.parallel.guard import Guard, raise_from_signal, tell
 from scaling.worker.parallel.streams import find
@@ -39,6 +39,7 @@ from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.follow import follow, marks_of
 from scaling.worker.probe.loop_file import LoopFile
+from scaling.worker.probe.pauses import Pauses, retries_of
 from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.steps import Live, Log, Logged, StepContext, Steps, as_count
 from scaling.worker.probe.track import Track
@@ -236,7 +237,11 @@ class Probe:
         logged = (
             None if self._log is None else Logged(self._log, agreement.store, agreement.rank, agreement.world)
         )
-        self._steps = Steps(self.phases, self._track, self._file, live=live, logged=logged, say=self._say)
+        pauses = Pauses(self._file.pause, retries_of(device.torch_device))
+        self._undo.append(lambda: pauses.close(self._track.steps))
+        self._steps = Steps(
+            self.phases, self._track, self._file, pauses=pauses, live=live, logged=logged, say=self._say
+        )
         self._baseline: Baseline | None = None
         _open.add(self)
         self._undo.append(lambda: _open.discard(self))
@@ -279,6 +284,7 @@ class Probe:
             self._track.stop()
         else:  # the device may have failed, or wait for peers that never come, so do not wait for it
             self._track.abandon()
+        self._steps.pauses.close(self._track.steps)
         self._file.end(error, self._track.steps)
         return self._file.where(self._track.steps, self.run_dir) if self._track.steps else ""
 
@@ -313,6 +319,24 @@ class Probe:
         if self._on:
             self._steps.tokens(count)
 
+    @contextlib.contextmanager
+    def pause(self, name: str) -> Iterator[None]:
+        """Put this around what the loop does beside training, such as a validation: how long that takes is reported.
+
+        It is counted as part of no step. Saving by torch.save and torch.distributed.checkpoint is recognised without.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._on:
+                with contextlib.suppress(Exception):
+                    stack.enter_context(self._steps.pauses.named(one_line(str(name))[:NAME_MAX]))
+            yield
+
+    @_quiet
+    def lap(self, kind: str) -> None:
+        """Say that all since the last step or lap was of that kind, where a framework tells only when it ends."""
+        if self._on:
+            self._steps.pauses.lap(kind)
+
     @_quiet
     def baseline(self, step: Step, *, rounds: int = 5, steps: int = 4, restore: Sequence[Any] = ()) -> None:
         """Measure what a loop does not show: one rank alone, no DDP, DDP over one rank, messages without training.
@@ -339,7 +363,8 @@ class Probe:
         self.phases.inside = False
         self._steps.aside = True
         try:
-            self._measure(step, rounds, steps, restore)
+            with self._steps.pauses.named(BASELINE):
+                self._measure(step, rounds, steps, restore)
         except SharedStepError as error:  # on every rank
             self._say(f"baseline() was not measured: {error}; the training goes on")
         except (Aborted, TimeoutError) as error:  # another rank failed; this one goes on recording

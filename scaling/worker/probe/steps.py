@@ -2,8 +2,6 @@
 
 How many tokens a rank's step has, as the loop tells it.
 
-Classify gaps between the steps of a loop: fetching a batch, or a pause for something else.
-
 Print one line about the last steps on rank 0's standard error every few seconds.
 """
 
@@ -13,7 +11,6 @@ import contextlib
 import operator
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -24,6 +21,7 @@ from scaling.records.format import AnyStepRow, RecordedBlock, StepRow
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import tell
 from scaling.worker.probe.loop_file import LoopFile
+from scaling.worker.probe.pauses import Pauses
 from scaling.worker.probe.phases import StepMarks
 from scaling.worker.probe.track import Track
 
@@ -44,25 +42,6 @@ def as_count(given: Any) -> int:
     if not 0 <= count < MOST:
         raise ValueError(f"a number from 0 to 2^48 is expected, not {count}")
     return count
-
-
-PAUSE_NS, TIMES, USUAL = 1_000_000_000, 10, 16
-"""A gap is a pause if it is longer than PAUSE_NS and TIMES the median of the last USUAL gaps."""
-
-
-class Gaps:
-    """The last gaps in which a batch was fetched."""
-
-    def __init__(self) -> None:
-        self._usual: deque[int] = deque(maxlen=USUAL)
-
-    def is_pause(self, gap_ns: int, *, elsewhere: bool) -> bool:
-        """Whether the gap is a pause; others are kept. `elsewhere`: the loop is known to have done something else."""
-        unusual = len(self._usual) == USUAL and gap_ns > TIMES * max(statistics.median(self._usual), 1)
-        if elsewhere or (gap_ns > PAUSE_NS and unusual):
-            return True
-        self._usual.append(gap_ns)
-        return False
 
 
 EVERY_S = 10.0
@@ -201,6 +180,7 @@ class Steps:
         track: Track,
         file: LoopFile,
         *,
+        pauses: Pauses,
         live: Live | None,
         logged: Logged | None = None,
         say: Callable[[str], None],
@@ -209,8 +189,8 @@ class Steps:
         self._logged = logged
         self._phases, self._track, self._file, self._live = phases, track, file, live
         self._say = say
-        self._depth, self._left_ns = 0, 0
-        self._gaps = Gaps()
+        self._depth = 0
+        self.pauses = pauses
         self.aside = False
         """Whether the loop's step is run for a baseline now, whose tokens nobody asks for."""
         track.between = self._between
@@ -249,8 +229,9 @@ class Steps:
         if failed or not phases.unfinished:
             if phases.looking:
                 self._file.sample(phases.samples)
+            self.pauses.end(self._track.steps, now_ns())
             self._track.end(failed=failed)
-        self._left_ns = now_ns()
+            self.pauses.since(now_ns())
 
     def tokens(self, given: Any) -> None:
         """So many tokens more in the step that runs; what is no such number is said once and left out."""
@@ -266,18 +247,12 @@ class Steps:
 
     def _paused(self) -> bool:
         """Whether the loop did something else since the last step: another forward, or a far longer gap than usual."""
-        if not self._left_ns:
-            return False
-        phases, now = self._phases, now_ns()
-        if phases.astray >= ASTRAY:
+        phases = self._phases
+        if phases.astray >= ASTRAY and self._track.steps:
             self._say(
                 "the model trains outside of step(): put `with probe.step():` around every training step"
             )
-        gap = now - self._left_ns
-        paused = self._gaps.is_pause(gap, elsewhere=phases.elsewhere > 0)
-        if paused:
-            self._file.pause(time_ns=now, gap_ns=gap)
-        return paused
+        return self.pauses.begin(elsewhere=phases.elsewhere > 0)
 
     def _between(self, slot: int) -> None:
         """Compare clocks and report, between two rounds."""

@@ -58,7 +58,7 @@ def test_it_follows_the_largest_model_from_one_optimizer_step_to_the_next(folder
     assert rebuilt.plan.spec.accumulation_steps == 2
     assert rebuilt.analysis.points[0].parts_ms.optimizer.value > 0
     assert set(in_memory(tables.blocks)["arm"]) == {"plain", "probe"}
-    assert any("1 pause" in line for line in rebuilt.analysis.quality.warnings)  # the evaluation
+    assert [(p.kind, p.count) for p in rebuilt.analysis.points[0].pauses] == [("evaluation", 1)]
 
 
 @pytest.mark.slow  # torch.compile is slow to import

@@ -141,7 +141,8 @@ def test_gradients_reduced_in_every_micro_step_are_counted(found, kept):
 
 
 def test_an_evaluation_between_steps_is_no_input(found):
-    assert any("1 pause between two steps" in line for line in found("optimizers").quality.warnings)
+    (pause,) = found("optimizers").points[0].pauses
+    assert (pause.kind, pause.count, pause.where) == ("evaluation", 1, "between steps")
 
 
 def test_autocast_and_a_compiled_model(found):

@@ -1,0 +1,338 @@
+"""What an own loop does beside its steps, and long steps that come back: how often, and what they cost. Pure.
+
+A probe records each pause and each step that is far longer than those before it (records.format.PauseRecord), on every
+rank. What ranks record of the same step, or of two in a row, is one event: where one saves, the others wait for it, in
+the same step or in the next one. Events whose kind is known are counted by kind. Others are noise of the machine unless
+they lie on a grid of steps: every p-th step from some step on, most places of it taken, and so often that as many
+events at random would not hit them (binomial tail, times the grids that were tried).
+
+Steps of known events and of grids are left out of every other figure; what stays are the steps between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.results import Measured, Pause, Stall
+from scaling.analysis.statistics.rounds import student
+from scaling.records.format import ALLOCATOR, BASELINE, BESIDE_SAVE, COLLECTION, PauseRecord
+from scaling.records.frames import in_memory
+from scaling.records.rank_file import RankFile
+from scaling.records.tables import Tables
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import PLAIN
+
+EVERY_MIN, HITS_MIN, TAKEN = 4, 3, 0.8
+"""A grid has every fourth step at most; so many of its places have to be taken, and such a share of them."""
+CHANCE = 0.01
+"""Probability of a grid among random events from which on it counts as one."""
+GRIDS, CANDIDATES = 3, 8
+"""Grids of one kind that are looked for, and the most frequent distances that are tried."""
+LEVELS = (0.9, 0.75, 0.5, 0.25, 0.0)
+"""A grid is looked for among the longest steps first: shares of the events that are shorter."""
+LONG_PAUSE_NS = 1_000_000_000
+"""A longer gap is a pause, whatever the loop did."""
+UNKNOWN = "unknown"
+NOT_THE_LOOP = (BESIDE_SAVE, BASELINE)
+BESIDE_FLOOR = 0.01
+"""Steps beside a save that are slower by less stay in the figures."""
+ROUNDS_LEFT = 3
+"""No step is left out where an arm would have fewer rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """What all ranks record of one step, or of two in a row."""
+
+    kind: str
+    more_ns: float
+    step: int
+    """The first of the two that is longer by at least half as much as the longest."""
+    between: bool
+    """Whether it lies between two steps on the rank that it comes from."""
+    ranks: frozenset[int]
+    """Those it comes from; the others wait for them."""
+    records: tuple[tuple[int, PauseRecord], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Events of one kind in one launch. `every`: the distance of a grid, None for another."""
+
+    kind: str
+    every: int | None
+    events: tuple[_Event, ...]
+    steps: int
+    """Steps of the launch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a loop does beside its steps at one world size."""
+
+    pauses: tuple[Pause, ...] = ()
+    stalls: tuple[Stall, ...] = ()
+
+
+def beside(tables: Tables, plan: Plan) -> Beside:
+    """By kind, the largest first."""
+    wall_s = _wall_ns(tables) / 1e9
+    groups: dict[tuple[str, int | None], list[_Group]] = {}
+    for found in _groups(tables, plan):
+        groups.setdefault((found.kind, found.every), []).append(found)
+    pauses: dict[str, list[_Event]] = {}
+    stalls: list[Stall] = []
+    for (kind, every), some in groups.items():
+        events = [event for group in some for event in group.events]
+        if every or kind in (COLLECTION, ALLOCATOR):
+            stalls.append(_stall(kind, every, events, sum(group.steps for group in some), wall_s))
+        if kind not in (COLLECTION, ALLOCATOR) and (kind or not every):
+            pauses.setdefault(kind, []).extend(events)
+    counted = [_pause(kind, events, wall_s) for kind, events in pauses.items()]
+    saves = _saves(tables)
+    if saves:
+        seconds = sum(record.more_ns for _, record in saves) / 1e9
+        counted.append(
+            Pause(
+                kind=BESIDE_SAVE,
+                count=len(saves),
+                seconds=Measured(seconds, n=len(saves)),
+                where="beside steps",
+                steps_beside=_slowed(tables, _overlapping(tables, saves)),
+            )
+        )
+    return Beside(
+        pauses=tuple(sorted(counted, key=lambda pause: -pause.seconds.value)),
+        stalls=tuple(sorted(stalls, key=lambda stall: -stall.cost_ms.value)),
+    )
+
+
+def disturbed(tables: Tables, plan: Plan) -> pl.DataFrame:
+    """(launch, block) of the blocks whose steps are left out of other figures."""
+    records = [pair for group in _groups(tables, plan) for event in group.events for pair in event.records]
+    left_out = _overlapping(tables, records)
+    near = _overlapping(tables, saves) if (saves := _saves(tables)) else left_out.clear()
+    slowed = _slowed(tables, near)
+    if slowed is not None and slowed.surely_above(1 + BESIDE_FLOOR):
+        left_out = pl.concat([left_out, near]).unique()
+    kept = in_memory(
+        tables.blocks.filter(pl.col("round") >= 0).select("launch", "block", "round", "arm", "detailed")
+    )
+    arms = ["arm", "detailed"]
+    rounds = pl.struct("launch", "round").n_unique()
+    left = kept.join(left_out, on=["launch", "block"], how="anti").group_by(arms).agg(left=rounds)
+    few = (
+        kept.group_by(arms)
+        .agg(all=rounds)
+        .join(left, on=arms, how="left")
+        .with_columns(pl.col("left").fill_null(0))
+    )
+    return (
+        left_out.clear()
+        if few.filter(pl.col("left") < pl.min_horizontal("all", ROUNDS_LEFT)).height
+        else left_out
+    )
+
+
+def _groups(tables: Tables, plan: Plan) -> Iterator[_Group]:
+    """Known events by kind, and grids of all, launch by launch."""
+    rounds = in_memory(tables.blocks.group_by("launch").agg(pl.col("round").max()))
+    measure = plan.spec.measure
+    ran = {launch: measure.warmup_max + measure.steps * (last + 1) for launch, last in rounds.iter_rows()}
+    by_launch: dict[int, list[RankFile]] = {}
+    for rank in tables.ranks:
+        by_launch.setdefault(rank.launch, []).append(rank)
+    for launch, files in sorted(by_launch.items()):
+        by_kind: dict[str, list[_Event]] = {}
+        for event in _events(files):
+            by_kind.setdefault(event.kind, []).append(event)
+        last = max([ran.get(launch, 0), *(e.step + 1 for some in by_kind.values() for e in some)])
+        for kind, events in by_kind.items():
+            yield from _of_kind(kind, events, last)
+
+
+def _of_kind(kind: str, events: list[_Event], steps: int) -> Iterator[_Group]:
+    """The grids of one kind, and the other events where they are known."""
+    rest = events
+    for _ in range(GRIDS):
+        grid = _grid(rest, steps)
+        if grid is None:
+            break
+        every, members = grid
+        yield _Group(kind, every, tuple(members), steps)
+        rest = [event for event in rest if event not in members]
+    known = [e for e in rest if kind or (e.between and e.more_ns > LONG_PAUSE_NS)]
+    if known:
+        yield _Group(kind, None, tuple(known), steps)
+
+
+def _grid(events: Sequence[_Event], steps: int) -> tuple[int, list[_Event]] | None:
+    """The distance and the events of a grid, among the longest events first; None where there is none."""
+    from scipy.special import bdtrc  # noqa: PLC0415  # slow to import, and not always asked for
+
+    sizes = np.array([event.more_ns for event in events])
+    tried: set[int] = set()
+    for level in LEVELS:
+        chosen = [e for e in events if e.more_ns >= np.quantile(sizes, level)] if events else []
+        if len(chosen) < HITS_MIN or len(chosen) in tried:
+            continue
+        tried.add(len(chosen))
+        at = sorted(event.step for event in chosen)
+        often = Counter(np.diff(at).tolist()).most_common(CANDIDATES)
+        for every, _ in often:
+            if every < EVERY_MIN:
+                continue
+            phase = Counter(step % every for step in at).most_common(1)[0][0]
+            members = [event for event in chosen if event.step % every == phase]
+            places = max(len(members), (steps - 1 - members[0].step) // every + 1)
+            others = (len(chosen) - len(members) + 1) / steps
+            chance = float(bdtrc(len(members) - 1, places, others)) * len(often) * every * len(tried)
+            if len(members) >= max(HITS_MIN, TAKEN * places) and chance < CHANCE:
+                return every, members
+    return None
+
+
+def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
+    """What the ranks of one launch record, put together step by step."""
+    first = min(file.rank for file in files)  # where no step is told, other ranks' records are of the same events
+    records = sorted(
+        (
+            (file.rank, record)
+            for file in files
+            for record in file.pauses
+            if record.kind not in NOT_THE_LOOP and (record.step >= 0 or file.rank == first)
+        ),
+        key=lambda pair: (pair[1].step, pair[0]),
+    )
+    for some in _in_a_row(records):
+        kinds = {record.kind for _, record in some if record.kind} or {""}
+        for kind in sorted(kinds):
+            by_rank: dict[int, int] = {}
+            for rank, record in some:
+                if record.kind == kind:
+                    by_rank[rank] = by_rank.get(rank, 0) + _more_ns(record)
+            own = [(rank, record) for rank, record in some if record.kind == kind]
+            longest = max(_more_ns(record) for _, record in own)
+            gaps = {rank for rank, record in own if record.gap_ns >= _more_ns(record) / 2}
+            yield _Event(
+                kind=kind,
+                more_ns=float(max(by_rank.values()) if kind else np.mean(list(by_rank.values()))),
+                step=min(r.step for _, r in own if 2 * _more_ns(r) >= longest),
+                between=bool(gaps),
+                ranks=frozenset(gaps or by_rank),
+                records=tuple(some),
+            )
+
+
+def _in_a_row(records: Sequence[tuple[int, PauseRecord]]) -> Iterator[list[tuple[int, PauseRecord]]]:
+    """Records of one step and the next one; those of an older file, which have no step, each alone."""
+    some: list[tuple[int, PauseRecord]] = []
+    for pair in records:
+        if some and (pair[1].step < 0 or pair[1].step > some[0][1].step + 1):
+            yield some
+            some = []
+        some.append(pair)
+    if some:
+        yield some
+
+
+def _more_ns(record: PauseRecord) -> int:
+    return record.gap_ns if record.more_ns < 0 else record.more_ns
+
+
+def _stall(kind: str, every: int | None, events: Sequence[_Event], steps: int, wall_s: float) -> Stall:
+    """By how much each of some steps is longer, and what that is a step."""
+    each = np.array([event.more_ns for event in events]) / 1e6
+    spread = float(each.std(ddof=1)) / len(each) ** 0.5 if len(each) > 1 else None
+    half = None if spread is None else student(len(each) - 1) * spread
+    longer = Measured.around(float(each.mean()), half, len(each))
+    return Stall(
+        kind=kind or UNKNOWN,
+        every_steps=every,
+        cost_ms=longer * (1 / every if every else len(each) / steps),
+        longer_ms=longer,
+        where=_where(events),
+        wall_share=min(1.0, float(each.sum()) / 1e3 / wall_s) if wall_s else 0.0,
+    )
+
+
+def _pause(kind: str, events: Sequence[_Event], wall_s: float) -> Pause:
+    seconds = sum(event.more_ns for event in events) / 1e9
+    return Pause(
+        kind=kind or UNKNOWN,
+        count=len(events),
+        seconds=Measured(seconds, n=len(events)),
+        where=_where(events),
+        wall_share=min(1.0, seconds / wall_s) if wall_s else 0.0,
+    )
+
+
+def _where(events: Sequence[_Event]) -> str:
+    """Between steps or in them, and the rank where it is one alone."""
+    ranks = frozenset().union(*(event.ranks for event in events))
+    where = "between steps" if sum(event.between for event in events) * 2 > len(events) else "in steps"
+    return f"{where}, on rank {min(ranks)}" if len(ranks) == 1 else where
+
+
+def _saves(tables: Tables) -> list[tuple[int, PauseRecord]]:
+    return [(rank.rank, r) for rank in tables.ranks for r in rank.pauses if r.kind == BESIDE_SAVE]
+
+
+def _overlapping(tables: Tables, records: Sequence[tuple[int, PauseRecord]]) -> pl.DataFrame:
+    """(launch, block) of the blocks in which a rank recorded something, by its own host's clock."""
+    wanted = {id(record) for _, record in records}
+    times = {
+        (file.launch, file.rank): [
+            (record.time_ns - _more_ns(record), record.time_ns)
+            for record in file.pauses
+            if id(record) in wanted
+        ]
+        for file in tables.ranks
+    }
+    loop = tables.blocks.filter(pl.col("round") >= 0)  # the others are a baseline's
+    blocks = in_memory(loop.select("launch", "rank", "block", "host_begin_ns", "host_end_ns"))
+    found = blocks.select("launch", "block").clear()
+    for (launch, rank), windows in times.items():
+        mine = blocks.filter((pl.col("launch") == launch) & (pl.col("rank") == rank))
+        begin, end = mine["host_begin_ns"].to_numpy(), mine["host_end_ns"].to_numpy()
+        hit = np.zeros(len(begin), dtype=bool)
+        for first, last in windows:
+            hit |= (begin < last) & (end > first)
+        found = pl.concat([found, mine.filter(pl.Series(hit)).select("launch", "block")])
+    return found.unique()
+
+
+def _slowed(tables: Tables, near: pl.DataFrame) -> Measured | None:
+    """Plain steps of some blocks over those of the others; None where either are too few."""
+    plain = in_memory(tables.blocks.filter((pl.col("arm") == PLAIN) & (pl.col("round") >= 0)))
+    length = ((pl.col("end_ns") - pl.col("begin_ns")) / pl.col("steps")).log().mean().alias("length")
+    each = plain.group_by("launch", "block").agg(length)
+    logs = [each.join(near, on=["launch", "block"], how=how)["length"].to_numpy() for how in ("semi", "anti")]
+    if min(map(len, logs)) < ROUNDS_LEFT:
+        return None
+    half = student(min(map(len, logs)) - 1) * float(sum(x.var(ddof=1) / len(x) for x in logs)) ** 0.5
+    return Measured.around_log(float(np.exp(logs[0].mean() - logs[1].mean())), half, min(map(len, logs)))
+
+
+def _wall_ns(tables: Tables) -> int:
+    """From the first block to the last record, of the rank that took longest, summed over launches."""
+    times = ("launch", "rank", "host_begin_ns", "host_end_ns")
+    spans = in_memory(
+        tables.blocks.select(times)
+        .group_by("launch", "rank")
+        .agg(pl.col("host_begin_ns").min(), pl.col("host_end_ns").max())
+    )
+    latest = {
+        (file.launch, file.rank): max((record.time_ns for record in file.pauses), default=0)
+        for file in tables.ranks
+    }
+    longest: dict[int, int] = {}
+    for launch, rank, begin, end in spans.iter_rows():
+        length = max(end, latest.get((launch, rank), 0)) - begin
+        longest[launch] = max(longest.get(launch, 0), length)
+    return sum(longest.values())
