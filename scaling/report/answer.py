@@ -32,8 +32,8 @@ def answer(analysis: Analysis) -> str:
     device = "GPU" if analysis.run.device == "cuda" else "device"
     largest = max(analysis.points, key=lambda p: p.world_size, default=None)
     beside = map(text.sentence, findings.beside_lines(largest, BESIDE) if largest else ())
-    said = " ".join((_answer(analysis), *beside))
-    return f"One {device} shared by {ranks(shared)}. {said}" if shared > 1 else said
+    whole = " ".join((_answer(analysis), *beside))
+    return f"One {device} shared by {ranks(shared)}. {whole}" if shared > 1 else whole
 
 
 def _answer(analysis: Analysis) -> str:

@@ -82,17 +82,17 @@ def beside_lines(point: Point, least: float = 0.0) -> Iterator[str]:
             longer, cost = quantity(stall.longer_ms, "ms"), quantity(stall.cost_ms, "ms")
             share = f"{stall.wall_share:.1%} of the time"
             yield f"{often} takes {longer} longer{kind}, {plain(stall.where)}: {cost} a step, {share}"
-    told = {stall.kind for stall in point.stalls}
+    in_stalls = {stall.kind for stall in point.stalls}
     for pause in point.pauses:
-        if pause.kind not in told and pause.wall_share >= least:
+        if pause.kind not in in_stalls and pause.wall_share >= least:
             times = "once" if pause.count == 1 else f"{pause.count} times"
-            said = f"{plain(pause.kind)} {times}, {format_duration(pause.seconds.value)} in all, {plain(pause.where)}"
+            line = f"{plain(pause.kind)} {times}, {format_duration(pause.seconds.value)} in all, {plain(pause.where)}"
             if pause.steps_beside is not None:
                 floor = change(point.overhead.aa_floor)
-                said += (
+                line += (
                     f"; steps beside it take {percent(pause.steps_beside)} of the others (A/A floor {floor})"
                 )
-            yield f"{said}, {pause.wall_share:.1%} of the time" if pause.wall_share else said
+            yield f"{line}, {pause.wall_share:.1%} of the time" if pause.wall_share else line
 
 
 BETWEEN = "; efficiency, phases and late ranks are those of the steps between"

@@ -126,8 +126,8 @@ def said(tables: Tables, plan: Plan) -> tuple[str, ...]:
 
 def _others(tables: Tables, plan: Plan) -> dict[int, int]:
     """Launch -> batch, for launches whose batch is not the plan's (the last launch's)."""
-    found = in_memory(tables.blocks.select("launch", "batch").unique()).rows()
-    return {launch: batch for launch, batch in found if batch != plan.trials[0].batch}
+    batches = in_memory(tables.blocks.select("launch", "batch").unique()).rows()
+    return {launch: batch for launch, batch in batches if batch != plan.trials[0].batch}
 
 
 def updates(tables: Tables, plan: Plan) -> tuple[str, ...]:

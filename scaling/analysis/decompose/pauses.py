@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -31,10 +32,9 @@ EVERY_MIN, HITS_MIN, TAKEN = 4, 3, 0.8
 """A grid has every fourth step at most; so many of its places have to be taken, and such a share of them."""
 CHANCE = 0.01
 """Probability of a grid among random events from which on it counts as one."""
-GRIDS, CANDIDATES = 3, 8
-"""Grids of one kind that are looked for, and the most frequent distances that are tried."""
-LEVELS = (0.9, 0.75, 0.5, 0.25, 0.0)
-"""A grid is looked for among the longest steps first: shares of the events that are shorter."""
+GRIDS, CANDIDATES, LEVELS, APART = 3, 8, 4, 0.75
+"""Grids of one kind that are looked for, most frequent distances that are tried, and groups of the longest events: one
+ends where the next event is shorter than this share of its last."""
 LONG_PAUSE_NS = 1_000_000_000
 """A longer gap is a pause, whatever the loop did."""
 UNKNOWN = "unknown"
@@ -83,14 +83,14 @@ def beside(tables: Tables, plan: Plan) -> Beside:
     """By kind, the largest first."""
     wall_s = _wall_ns(tables) / 1e9
     groups: dict[tuple[str, int | None], list[_Group]] = {}
-    for found in _groups(tables, plan):
-        groups.setdefault((found.kind, found.every), []).append(found)
+    for group in _groups(tables, plan):
+        groups.setdefault((group.kind, group.every), []).append(group)
     pauses: dict[str, list[_Event]] = {}
     stalls: list[Stall] = []
-    for (kind, every), some in groups.items():
-        events = [event for group in some for event in group.events]
+    for (kind, every), alike in groups.items():
+        events = [event for group in alike for event in group.events]
         if every or kind in (COLLECTION, ALLOCATOR):
-            stalls.append(_stall(kind, every, events, sum(group.steps for group in some), wall_s))
+            stalls.append(_stall(kind, every, events, sum(group.steps for group in alike), wall_s))
         if kind not in (COLLECTION, ALLOCATOR) and (kind or not every):
             pauses.setdefault(kind, []).extend(events)
     counted = [_pause(kind, events, wall_s) for kind, events in pauses.items()]
@@ -151,55 +151,59 @@ def _groups(tables: Tables, plan: Plan) -> Iterator[_Group]:
         by_kind: dict[str, list[_Event]] = {}
         for event in _events(files):
             by_kind.setdefault(event.kind, []).append(event)
-        last = max([ran.get(launch, 0), *(e.step + 1 for some in by_kind.values() for e in some)])
+        last = max([ran.get(launch, 0), *(event.step + 1 for events in by_kind.values() for event in events)])
         for kind, events in by_kind.items():
             yield from _of_kind(kind, events, last)
 
 
 def _of_kind(kind: str, events: list[_Event], steps: int) -> Iterator[_Group]:
     """The grids of one kind, and the other events where they are known."""
-    rest = events
+    rest, gone = events, set[int]()
     for _ in range(GRIDS):
-        grid = _grid(rest, steps)
+        grid = _grid(rest, gone, steps)
         if grid is None:
             break
         every, members = grid
         yield _Group(kind, every, tuple(members), steps)
         rest = [event for event in rest if event not in members]
-    known = [e for e in rest if kind or (e.between and e.more_ns > LONG_PAUSE_NS)]
-    if known:
-        yield _Group(kind, None, tuple(known), steps)
+        gone |= {event.step for event in members}
+    others = tuple(e for e in rest if kind or (e.between and e.more_ns > LONG_PAUSE_NS))
+    if others:
+        yield _Group(kind, None, others, steps)
 
 
-def _grid(events: Sequence[_Event], steps: int) -> tuple[int, list[_Event]] | None:
-    """The distance and the events of a grid, among the longest events first; None where there is none."""
+def _grid(events: Sequence[_Event], gone: set[int], steps: int) -> tuple[int, list[_Event]] | None:
+    """The distance and the events of a grid, among the longest events first; None where there is none.
+
+    `gone`: steps of other grids. Two events make a grid, so the others of it are the evidence, and as many grids are
+    tried as there are neighbours.
+    """
     from scipy.special import bdtrc  # noqa: PLC0415  # slow to import, and not always asked for
 
-    sizes = np.array([event.more_ns for event in events])
-    tried: set[int] = set()
-    for level in LEVELS:
-        chosen = [e for e in events if e.more_ns >= np.quantile(sizes, level)] if events else []
-        if len(chosen) < HITS_MIN or len(chosen) in tried:
-            continue
-        tried.add(len(chosen))
-        at = sorted(event.step for event in chosen)
-        often = Counter(np.diff(at).tolist()).most_common(CANDIDATES)
-        for every, _ in often:
+    longest = sorted(events, key=lambda event: -event.more_ns)
+    ends = [
+        k for k, (a, b) in enumerate(pairwise(longest), 1) if b.more_ns < APART * a.more_ns and k >= HITS_MIN
+    ]
+    for end in [*ends[:LEVELS], len(longest)]:
+        chosen = sorted(longest[:end], key=lambda event: event.step)
+        at = [event.step for event in chosen]
+        for every, _ in Counter(np.diff(at).tolist()).most_common(CANDIDATES):
             if every < EVERY_MIN:
                 continue
             phase = Counter(step % every for step in at).most_common(1)[0][0]
             members = [event for event in chosen if event.step % every == phase]
-            places = max(len(members), (steps - 1 - members[0].step) // every + 1)
+            places = len({*range(members[0].step, steps, every)} - gone)
+            if len(members) < max(HITS_MIN, TAKEN * places):
+                continue
             others = (len(chosen) - len(members) + 1) / steps
-            chance = float(bdtrc(len(members) - 1, places, others)) * len(often) * every * len(tried)
-            if len(members) >= max(HITS_MIN, TAKEN * places) and chance < CHANCE:
+            if float(bdtrc(len(members) - 3, places - 2, others)) * len(chosen) < CHANCE:
                 return every, members
     return None
 
 
 def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
     """What the ranks of one launch record, put together step by step."""
-    first = min(file.rank for file in files)  # where no step is told, other ranks' records are of the same events
+    first = min(file.rank for file in files)  # in older files, other ranks' records are of the same events
     records = sorted(
         (
             (file.rank, record)
@@ -209,23 +213,23 @@ def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
         ),
         key=lambda pair: (pair[1].step, pair[0]),
     )
-    for some in _in_a_row(records):
-        kinds = {record.kind for _, record in some if record.kind} or {""}
+    for noted in _in_a_row(records):
+        kinds = {record.kind for _, record in noted if record.kind} or {""}
         for kind in sorted(kinds):
             by_rank: dict[int, int] = {}
-            for rank, record in some:
+            for rank, record in noted:
                 if record.kind == kind:
                     by_rank[rank] = by_rank.get(rank, 0) + _more_ns(record)
-            own = [(rank, record) for rank, record in some if record.kind == kind]
-            longest = max(_more_ns(record) for _, record in own)
-            gaps = {rank for rank, record in own if record.gap_ns >= _more_ns(record) / 2}
+            of_kind = [(rank, record) for rank, record in noted if record.kind == kind]
+            longest = max(_more_ns(record) for _, record in of_kind)
+            gaps = {rank for rank, record in of_kind if record.gap_ns >= _more_ns(record) / 2}
             yield _Event(
                 kind=kind,
                 more_ns=float(max(by_rank.values()) if kind else np.mean(list(by_rank.values()))),
-                step=min(r.step for _, r in own if 2 * _more_ns(r) >= longest),
+                step=min(r.step for _, r in of_kind if 2 * _more_ns(r) >= longest),
                 between=bool(gaps),
                 ranks=frozenset(gaps or by_rank),
-                records=tuple(some),
+                records=tuple(noted),
             )
 
 
@@ -296,15 +300,15 @@ def _overlapping(tables: Tables, records: Sequence[tuple[int, PauseRecord]]) -> 
     }
     loop = tables.blocks.filter(pl.col("round") >= 0)  # the others are a baseline's
     blocks = in_memory(loop.select("launch", "rank", "block", "host_begin_ns", "host_end_ns"))
-    found = blocks.select("launch", "block").clear()
+    blocks_hit = blocks.select("launch", "block").clear()
     for (launch, rank), windows in times.items():
         mine = blocks.filter((pl.col("launch") == launch) & (pl.col("rank") == rank))
         begin, end = mine["host_begin_ns"].to_numpy(), mine["host_end_ns"].to_numpy()
         hit = np.zeros(len(begin), dtype=bool)
         for first, last in windows:
             hit |= (begin < last) & (end > first)
-        found = pl.concat([found, mine.filter(pl.Series(hit)).select("launch", "block")])
-    return found.unique()
+        blocks_hit = pl.concat([blocks_hit, mine.filter(pl.Series(hit)).select("launch", "block")])
+    return blocks_hit.unique()
 
 
 def _slowed(tables: Tables, near: pl.DataFrame) -> Measured | None:

@@ -34,7 +34,7 @@ def efficiency(points: Sequence[Point]) -> Iterator[Section]:
         for p in points
         if p.tokens
     ]
-    beside = [f"{text.ranks(p.world_size)}: {said}" for p in points for said in findings.beside_lines(p)]
+    beside = [f"{text.ranks(p.world_size)}: {line}" for p in points for line in findings.beside_lines(p)]
     yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late, *told, *beside)), on=PAGE)
     for point in fallen[:1]:
         if point.loss is not None and point.world_size > 1:
@@ -64,8 +64,8 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
         yield Line(name="straggler", text=findings.straggler_line(point.straggler), tone="alarm")
     if point.tokens is not None:
         yield Line(name="tokens", text=findings.tokens_line(point.tokens, point.step_ms))
-    for said in findings.beside_lines(point):
-        yield Line(name="beside steps", text=f"{said}{findings.BETWEEN}")
+    for line in findings.beside_lines(point):
+        yield Line(name="beside steps", text=f"{line}{findings.BETWEEN}")
     if point.loader is not None:
         yield Line(name="batches", text=findings.loader_line(point.loader))
     if point.comm is not None:
