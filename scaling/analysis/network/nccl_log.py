@@ -1,8 +1,9 @@
 """Read NCCL's log (NCCL_DEBUG=INFO): transports, in-network reduction, and algorithm and protocol by message size.
 
-Lines as NCCL 2.18 to 2.31 print them (src/init.cc, src/transport/*.cc, src/enqueue.cc), `host:pid:tid [device] NCCL
+Lines as NCCL 2.4 to 2.31 print them (src/init.cc, src/transport/*.cc, src/enqueue.cc), `host:pid:tid [device] NCCL
 INFO` before each. At the start and once:
 
+    Bootstrap : Using eth0:192.0.2.2<0>                  NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ...
     ncclCommInitRankConfig comm 0x... rank 0 nranks 8 cudaDev 0 ... - Init START
     Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM            SHM/direct/direct, [send] via NET/IB/0/GDRDMA
     CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA
@@ -13,6 +14,8 @@ and of every collective, on rank 0, with the subsystem TUNING alone:
     AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
 
 A channel's line does not name its communicator. It belongs to the last one with several ranks that its process began.
+A channel has a line at its sender and one at its receiver. A receiver without GPUDirect RDMA shows in its `[receive]`
+line alone; senders lack it by default on older GPUs.
 
 Compare the path that NCCL took with the one that the topology promises. Pure.
 """
@@ -23,6 +26,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scaling.analysis.results import Fabric, NcclChoice, NcclGroup, NcclLog
@@ -32,75 +36,271 @@ from scaling.settings.run import Spec
 NVLS, SHARP = "NVLS", "SHARP"
 WARNINGS = 3
 """At most this many different warnings are repeated; later ones are mostly consequences of the first."""
+SHOWN = 12
 
 LINE_BYTES_MAX = 4096
 """Longer lines, which NCCL does not write, are read in parts."""
+_MESSAGE = re.compile(r"([\w.-]{1,255}):\d{1,10}:\d{1,10} \[-?\d{1,5}\] (?:\S+ )?NCCL (INFO|WARN) ")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
-_GROUP = re.compile(r"\bcomm 0x[0-9a-f]+ rank \d+ nranks (\d{1,9})\b.* - Init START", re.IGNORECASE)
-_VIA = re.compile(r"NCCL INFO (?:Channel|Ring|Coll(?:Net)?) \d+(?:/\d+)? : \d+.* via (\S.*)$")
-_NVLS = re.compile(r"NCCL INFO NVLS comm 0x")
-_CHOICE = re.compile(r"NCCL INFO (\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
-_WARNING = re.compile(r"NCCL WARN (\S.*)$")
+_GROUP = re.compile(r"rank \d+ nranks (\d{1,7})\b(.* - Init START)?", re.IGNORECASE)
+_VIA = re.compile(
+    r"(?:Channel|Ring|Coll(?:Net)?) \d+(?:/\d+)? : \d+.*? (?:\[(send|receive)\] )?via (\S.*?)(?:\s{2}|$)"
+)
+_NVLS = re.compile(r"NVLS comm 0x")
+_CHOICE = re.compile(r"(\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
+_CARD = re.compile(r"NET/[A-Za-z]\w*/(\d{1,4})")
+_CARDS = re.compile(r"NET/IB : Using (.*)")
+_SETTING = re.compile(r"(NCCL_\w{1,60}) set (?:by environment )?to (\S{1,60})")
+_ADDRESS = re.compile(r"Bootstrap ?: Using (?:\[0\])?([\w.@-]{1,32}):([0-9a-f.:]{2,45})(?:%\w+)?<")
+_TWICE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device (\w+)")
+_TURNED_OFF = {
+    "NCCL_P2P_DISABLE": "takes NVLink and PCIe peer access away",
+    "NCCL_IB_DISABLE": "takes InfiniBand and RoCE away",
+    "NCCL_NVLS_ENABLE": "decides over reduction in NVSwitches",
+}
+_DIRECT = (
+    "load nvidia_peermem (or use dma-buf), and look at NCCL_NET_GDR_LEVEL, ACS and the container's devices"
+)
+_REMEDIES = (
+    (
+        r"ibv_(?:create_[cq]|reg_mr)\w* failed",
+        "RDMA could lock no memory: `ulimit -l` has to be unlimited within the job (limits.conf and a new login; "
+        "--ulimit memlock=-1 for a container)",
+    ),
+    (
+        r"Got completion .*(?:error |status=)12\b",
+        "a network card got no answer in time, so two cards do not reach each other: look at NCCL_IB_GID_INDEX (RoCE; "
+        "show_gids), NCCL_IB_HCA, cables and ports; ib_write_bw between the two cards shows it without NCCL",
+    ),
+    (
+        r"Got completion .*(?:error |status=)4\b",
+        "GPUDirect RDMA fails, mostly since ACS is on in PCI bridges: switch it off (NCCL_NET_GDR_LEVEL=0 goes around "
+        "it, slowly)",
+    ),
+    (
+        r"shared memory segment|posix_fallocate failed|failed to extend /dev/shm",
+        "shared memory (/dev/shm) is too small: docker run --shm-size=1g or --ipc=host",
+    ),
+    (
+        r"no socket interface found",
+        "NCCL_SOCKET_IFNAME names no interface of this host: unset it, or name one of `ip -br addr`",
+    ),
+    (
+        r"[Cc]onnect\w*\b.*(?:refused|timed out|abort|No route)",
+        "the address that another rank announced is not reachable: name the interface of the hosts' network in "
+        "NCCL_SOCKET_IFNAME (not docker0, virbr0 or lo), and look at the firewall",
+    ),
+    (
+        r"NET/OFI .*(?:provider|[Ff]ailed)",
+        "the plugin for EFA found no provider, so NCCL goes over TCP: give the container the EFA devices and libfabric",
+    ),
+)
+"""A warning of NCCL, and what its threads found behind it (NVIDIA/nccl#342, #380, #426, #928, #229, nccl-tests#206)."""
+
+
+@dataclass(slots=True)
+class HostWays:
+    """How the channels of one host go; channels by transport."""
+
+    sends: Counter[str] = field(default_factory=Counter)
+    receives: Counter[str] = field(default_factory=Counter)
+    cards_used: set[str] = field(default_factory=set)
+    cards: int = 0
+    without_direct: bool = False
+    """NCCL says of a card that GPUDirect RDMA is disabled."""
+    address: tuple[str, str] | None = None
+    """Interface and address that the other ranks are told."""
+
+    def text(self) -> str:
+        """Both directions in words."""
+        send = ", ".join(f"{name} x{n}" for name, n in self.sends.most_common()) or "none shown"
+        receive = ", ".join(f"{name} x{n}" for name, n in self.receives.most_common())
+        return f"sends {send}" + (f"; receives {receive}" if receive else "")
+
+
+@dataclass(slots=True)
+class NcclLines:
+    """What lines of NCCL say, by host and by world size; `take` adds a line."""
+
+    version: str | None = None
+    ranks: int = 0
+    """Of the largest communicator."""
+    hosts: dict[str, HostWays] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
+    sends: dict[int, Counter[str]] = field(default_factory=dict)
+    receives: dict[int, set[str]] = field(default_factory=dict)
+    in_network: dict[int, set[str]] = field(default_factory=dict)
+    sizes: dict[tuple[str, str, str], tuple[int, int]] = field(default_factory=dict)
+    """(collective, algorithm, protocol) -> smallest and largest message, bytes."""
+
+    def take(self, line: str, world_size: int = 1) -> int:
+        """Add a line; the size of the communicator that its process began last, `world_size` before it."""
+        if version := _VERSION.search(line):
+            self.version = self.version or version[1]
+        marks = list(_MESSAGE.finditer(line))
+        ends = [*(mark.start() for mark in marks[1:]), len(line)]
+        for mark, end in zip(marks, ends, strict=False):  # processes print into each other's lines
+            host, text = self.hosts.setdefault(mark[1], HostWays()), line[mark.end() : end].strip()
+            if mark[2] == "WARN":
+                self.warnings[text] = None
+            else:
+                world_size = self._info(host, text, world_size)
+        return world_size
+
+    def _info(self, host: HostWays, text: str, world_size: int) -> int:
+        if via := _VIA.search(text):
+            name = transport(via[2])
+            if via[1] == "receive":  # the sender logs the same channel, in its own way
+                host.receives[name] += 1
+                self.receives.setdefault(world_size, set()).add(name)
+            else:
+                host.sends[name] += 1
+                self.sends.setdefault(world_size, Counter())[name] += 1
+                if name.startswith("COLLNET/"):
+                    self.in_network.setdefault(world_size, set()).add(SHARP)
+            if card := _CARD.match(via[2]):
+                host.cards_used.add(card[1])
+        elif group := _GROUP.search(text):
+            self.ranks = max(self.ranks, int(group[1]))
+            return int(group[1]) if group[2] and int(group[1]) > 1 else world_size
+        elif _NVLS.match(text):
+            self.in_network.setdefault(world_size, set()).add(NVLS)
+        elif choice := _CHOICE.match(text):
+            size, key = int(choice[2]), (choice[1], choice[3], choice[4])
+            least, most = self.sizes.get(key, (size, size))
+            self.sizes[key] = min(size, least), max(size, most)
+        elif cards := _CARDS.search(text):
+            host.cards = len(re.findall(r"\[\d+\]\w+:\d+/(?:IB|RoCE)", cards[1]))
+        elif address := _ADDRESS.match(text):
+            host.address = address[1], address[2]
+        elif "GPU Direct RDMA Disabled" in text:
+            host.without_direct = True
+        elif setting := _SETTING.search(text):
+            self.settings[setting[1]] = setting[2].rstrip(".")
+        return world_size
+
+    def causes(self) -> Iterator[str]:
+        """Ways that are slower than they need to be, hosts that differ from the others, and warnings with a remedy."""
+        yield from _shared(self)
+        yield from _ways(self.hosts)
+        yield from dict.fromkeys(filter(None, map(remedy, self.warnings)))
+        for key, value in self.settings.items():
+            if key in _TURNED_OFF:
+                yield f"{key}={value} is set, which {_TURNED_OFF[key]}"
+
+
+def remedy(warning: str) -> str | None:
+    """What lies behind a warning of NCCL and what to do; None for one that is not known."""
+    return next((text for pattern, text in _REMEDIES if re.search(pattern, warning)), None)
+
+
+def _shared(lines: NcclLines) -> Iterator[str]:
+    """A GPU that several ranks use, and an address that several hosts announce."""
+    users: dict[str, set[int]] = {}
+    for twice in filter(None, map(_TWICE.search, lines.warnings)):
+        users.setdefault(twice[3], set()).update((int(twice[1]), int(twice[2])))
+    for device, ranks in users.items():
+        yield (
+            f"ranks {', '.join(map(str, sorted(ranks)))} use one GPU ({device}): give each process a GPU of its own "
+            "(torch.cuda.set_device(LOCAL_RANK), no CUDA_VISIBLE_DEVICES that is the same for all)"
+        )
+    announced: dict[str, list[str]] = {}
+    for name, host in sorted(lines.hosts.items()):
+        if host.address is not None:
+            announced.setdefault(host.address[1], []).append(name)
+    for address, names in announced.items():
+        if len(names) > 1:
+            interface = (lines.hosts[names[0]].address or ("",))[0]
+            yield (
+                f"{_names(names)} announce one address, {address} on {interface}, so they do not reach each other: "
+                "name the interface of the hosts' network in NCCL_SOCKET_IFNAME (docker run --network=host)"
+            )
+
+
+def _ways(hosts: dict[str, HostWays]) -> Iterator[str]:
+    plain, direct = [], []
+    for name, host in sorted(hosts.items()):
+        net = [t for t in host.receives if t.startswith("NET/") and "Socket" not in t]
+        if any(not t.endswith("GDRDMA") for t in net) or (host.without_direct and not net):
+            plain.append(name)
+        elif net:
+            direct.append(name)
+    if plain:
+        which = f"{_names(plain)}, and not {_names(direct)}," if direct else f"{_names(plain)}"
+        yield f"{which} receives over the network without GPUDirect RDMA, through host memory: {_DIRECT}"
+    socket = [n for n, h in hosts.items() if any("Socket" in t for t in (*h.sends, *h.receives))]
+    if socket:
+        yield (
+            f"{_names(socket)} goes over TCP (NET/Socket): if there are InfiniBand or RoCE cards, look at "
+            "NCCL_IB_DISABLE, NCCL_IB_HCA, and whether the container has libibverbs and sees /dev/infiniband"
+        )
+    shm = [n for n, h in hosts.items() if "SHM" in h.sends]
+    if shm:
+        some = " between some of its GPUs" if any("P2P" in t for n in shm for t in hosts[n].sends) else ""
+        yield (
+            f"{_names(shm)} goes through host memory (SHM){some}: where NVLink or a PCIe switch joins them, "
+            "peer access is off. Look at NCCL_P2P_DISABLE, ACS, IOMMU, and srun --gpus-per-task, which hides the peers"
+        )
+    few = [n for n, h in hosts.items() if h.cards > 1 and 0 < len(h.cards_used) < h.cards]
+    for name in few[:SHOWN]:
+        yield (
+            f"{name} uses {len(hosts[name].cards_used)} of {hosts[name].cards} network cards: look at NCCL_IB_HCA, at "
+            "the number of GPUs a host, and at `nvidia-smi topo -m`"
+        )
+    sets = {n: frozenset((*h.sends, *h.receives)) for n, h in hosts.items() if h.sends or h.receives}
+    usual = Counter(sets.values()).most_common(1)
+    if len(sets) > 2 and usual and 2 * usual[0][1] > len(sets):
+        odd = sorted(n for n, ways in sets.items() if ways != usual[0][0])
+        if odd:
+            yield f"{_names(odd)} differs from the other hosts: {hosts[odd[0]].text()}"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:3]) + ("" if len(names) <= 3 else f" and {len(names) - 3} more hosts")
 
 
 def read_files(paths: Iterable[Path]) -> NcclLog | None:
     """As `read`, from files; a file that cannot be read counts as empty."""
-    return read(map(_lines, paths))
+    return read(map(_whole_file, paths))
 
 
 def read(logs: Iterable[Iterable[str]]) -> NcclLog | None:
     """One launch's logs, one iterable of lines for each process; None where NCCL logged nothing."""
-    version: str | None = None
-    transports: dict[int, Counter[str]] = {}
-    receiving: dict[int, set[str]] = {}
-    adding: dict[int, set[str]] = {}
-    sizes: dict[tuple[str, str, str], tuple[int, int]] = {}
-    warnings: dict[str, None] = {}
+    seen = NcclLines()
     for lines in logs:
         ranks = 1
         for line in lines:
-            if match := _VERSION.search(line):
-                version = version or match[1]
-            elif match := _GROUP.search(line):
-                ranks = int(match[1]) if int(match[1]) > 1 else ranks
-            elif match := _VIA.search(line):
-                name = transport(match[1])
-                if "[receive]" in line:  # the sender logs the same channel, in its own way
-                    receiving.setdefault(ranks, set()).add(name)
-                else:
-                    transports.setdefault(ranks, Counter())[name] += 1
-                    if name.startswith("COLLNET/"):
-                        adding.setdefault(ranks, set()).add(SHARP)
-            elif _NVLS.search(line):
-                adding.setdefault(ranks, set()).add(NVLS)
-            elif match := _CHOICE.search(line):
-                size, choice = int(match[2]), (match[1], match[3], match[4])
-                least, most = sizes.get(choice, (size, size))
-                sizes[choice] = min(size, least), max(size, most)
-            elif match := _WARNING.search(line):
-                warnings[match[1].strip()] = None
+            ranks = seen.take(line, ranks)
+    # 1: before any communicator with several ranks began
+    sizes = sorted({*seen.sends, *seen.receives, *seen.in_network} - {1})
     groups = tuple(
         NcclGroup(
             world_size=n,
-            transports=tuple(name for name, _ in transports.get(n, Counter()).most_common()),
-            receives=tuple(sorted(receiving.get(n, ()))),
-            in_network=tuple(sorted(adding.get(n, ()))),
+            transports=tuple(name for name, _ in seen.sends.get(n, Counter()).most_common()),
+            receives=tuple(sorted(seen.receives.get(n, ()))),
+            in_network=tuple(sorted(seen.in_network.get(n, ()))),
         )
-        for n in sorted(
-            {*transports, *receiving, *adding} - {1}
-        )  # 1: before any communicator with several ranks began
+        for n in sizes
     )
     choices = tuple(
         NcclChoice(collective=c, algorithm=a, protocol=p, bytes_min=least, bytes_max=most)
-        for (c, a, p), (least, most) in sorted(sizes.items())
+        for (c, a, p), (least, most) in sorted(seen.sizes.items())
     )
-    if version is None and not groups and not choices and not warnings:
+    if seen.version is None and not groups and not choices and not seen.warnings:
         return None
-    return NcclLog(version=version, groups=groups, choices=choices, warnings=tuple(warnings)[:WARNINGS])
+    warned = tuple(seen.warnings)[:WARNINGS]
+    return NcclLog(version=seen.version, groups=groups, choices=choices, warnings=warned)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError, RefusedError), open_file(path, LOG_BYTES_MAX) as file:
+def _whole_file(path: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError, RefusedError):
+        yield from lines_of(path)
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a log. OSError and RefusedError where it cannot be read."""
+    with open_file(path, LOG_BYTES_MAX) as file:
         while line := file.readline(LINE_BYTES_MAX):
             yield line.decode("utf-8", "replace")
 
@@ -108,7 +308,9 @@ def _lines(path: Path) -> Iterator[str]:
 def transport(via: str) -> str:
     """`NET/IB/3(5)/GDRDMA(PCI)/Shared` -> `NET/IB/GDRDMA`: the transport, without card and direction."""
     kind, *rest = via.strip().split("/")
-    if kind == "SHM" or not rest:
+    if kind == "SHM" or kind.startswith("direct shared memory"):  # up to NCCL 2.11
+        return "SHM"
+    if not rest:
         return kind
     name = "direct" if rest[0].startswith("direct") else rest[0]
     return f"{kind}/{name}/GDRDMA" if any(part.startswith("GDRDMA") for part in rest) else f"{kind}/{name}"
@@ -122,17 +324,17 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
     """A warning for each difference, and NCCL's own warnings; empty without NCCL's log."""
     if fabric.nccl is None:
         return ()
-    messages = []
+    differences = []
     for group in fabric.nccl.groups:
         if "SHM" in group.transports and _nvlink(spec, group.world_size) and spec.env.get(NO_P2P, "0") == "0":
-            messages.append(
+            differences.append(
                 f"at {group.world_size} ranks NCCL goes through host memory (SHM) between devices of one host, "
                 f"though topology={spec.topology.name} has NVLink between them: `scaling doctor` lists which devices "
                 "can reach each other"
             )
         if _SOCKET in group.transports and spec.topology.nics:
             cards = ", ".join(nic.name for nic in spec.topology.nics)
-            messages.append(
+            differences.append(
                 f"at {group.world_size} ranks NCCL goes over TCP ({_SOCKET}) between hosts, though "
                 f"topology={spec.topology.name} has {cards}: check NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL's log"
             )
@@ -141,11 +343,15 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
         ]
         if plain:
             some = "some ranks receive" if any("GDRDMA" in t for t in group.receives) else "ranks receive"
-            messages.append(
+            differences.append(
                 f"at {group.world_size} ranks {some} over the network without GPUDirect RDMA ({', '.join(plain)}): "
                 "load nvidia_peermem on every host, and look at NCCL_NET_GDR_LEVEL"
             )
-    return (*messages, *(f"NCCL warned: {warning}" for warning in fabric.nccl.warnings))
+    warned = (
+        f"NCCL warned: {text}" + (f": {way}" if (way := remedy(text)) else "")
+        for text in fabric.nccl.warnings
+    )
+    return (*differences, *warned)
 
 
 def _nvlink(spec: Spec, world_size: int) -> bool:

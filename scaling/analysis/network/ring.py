@@ -95,14 +95,12 @@ def ring_times(
     return np.stack(latency, axis=-1) * 2 * (n - 1) / n, np.stack(rest, axis=-1)
 
 
+SHARED = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""busbw / algbw over (n-1)/n, for collectives in which each rank keeps its own part."""
+WHOLE = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
+"""Collectives whose busbw is their algbw."""
+
+
 def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
-    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md)."""
-    n = world_size
-    return {
-        "all_reduce": 2 * (n - 1) / n,
-        "all_gather": (n - 1) / n,
-        "reduce_scatter": (n - 1) / n,
-        "broadcast": 1.0,
-        "send": 1.0,
-        "recv": 1.0,
-    }[collective]
+    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md). KeyError for other names."""
+    return 1.0 if collective in WHOLE else SHARED[collective] * (world_size - 1) / world_size

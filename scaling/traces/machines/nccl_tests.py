@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from scaling.errors import InputError
-from scaling.traces.machines.nccl_deduced import NODES, complete, launched
-from scaling.traces.machines.nccl_section import MODES, LoggedDevice, Row, Section
+from scaling.traces.machines.nccl_table import MODES, NODES, LoggedDevice, LogTable, Row
 
 EXPECTED = "a log of nccl-tests is expected, with rows of size, count, type, ... time, algbw, busbw"
 _TAG = re.compile(r"\[\d{1,7},\d{1,7}\]<std\w{3,4}>:?|\[\d{1,6}\](?=\s|$)|(?<!\S)\d{1,6}:(?=\s)")
@@ -34,36 +33,42 @@ _COMMAND = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|alltoallv|alltoall|all_to_all|broadcast|reduce|sendrecv|gather|scatter"
     r"|hypercube)_perf(?:_mpi)?\b"
 )
+_LAUNCHERS = re.compile(r"\b(srun|SBATCH|salloc|mpirun|mpiexec|mpiexec\.hydra|orterun|prterun)\b")
+_PROCESSES = {"mpi": ("-np", "-n", "-c", "--np"), "slurm": ("-n", "--ntasks")}
+_PER_HOST = {
+    "mpi": ("-N", "-npernode", "--npernode", "-ppn", "--ppn", "-perhost"),
+    "slurm": ("--ntasks-per-node", "--tasks-per-node"),
+}
+_HOSTS = {"mpi": (), "slurm": ("-N", "--nodes")}
 _NAMES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v", "sendrecv": "send_recv"}
 
 
-def parse_log(text: str, where: str) -> tuple[Section, ...]:
+def parse_log(text: str, where: str) -> tuple[LogTable, ...]:
     """Every table of a log; InputError when there is none."""
     if text.lstrip()[:1] == "{":
-        section = _from_json(text, where)
-        complete(section, where)
-        return (section,)
-    sections: list[Section] = [Section()]
+        table = _from_json(text, where)
+        table.complete(where)
+        return (table,)
+    tables: list[LogTable] = [LogTable()]
     per_iteration = False
     for line in _whole_lines(text):
         row = _ROW.search(_STAMP.sub("", line.rstrip(" \t|")))
         comment = line[line.find("#") :].strip() if "#" in line else ""
         per_iteration = "per-iteration" in comment if "out-of-place" in comment else per_iteration
         if row and (values := _rows(row[1], per_iteration=per_iteration)):
-            now = _continued(sections, values)
-            now.rows += values
+            _continued(tables, values).rows += values
         elif line.split()[-1:] in (["..."], ["…"]):
-            sections[-1].elided = True
+            tables[-1].elided = True
         elif comment.startswith("# Avg bus bandwidth"):
-            sections[-1].average_gb_s = _number(next(iter(comment.partition(":")[2].split()), ""))
+            tables[-1].average_gb_s = _number(next(iter(comment.partition(":")[2].split()), ""))
         elif "test concluded" not in line:
-            _note(sections, line, comment)
-    found = [s for s in sections if s.rows]
-    if not found:
+            _note(tables, line, comment)
+    filled = tuple(table for table in tables if table.rows)
+    if not filled:
         raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
-    for section in found:
-        complete(section, where)
-    return tuple(found)
+    for table in filled:
+        table.complete(where)
+    return filled
 
 
 def _whole_lines(text: str) -> Iterator[str]:
@@ -81,28 +86,28 @@ def _whole_lines(text: str) -> Iterator[str]:
     yield before
 
 
-def _note(sections: list[Section], line: str, comment: str) -> None:
+def _note(tables: list[LogTable], line: str, comment: str) -> None:
     """Take what a line beside the rows says of the table that it belongs to: the next one, once a table has rows."""
     command, device = _COMMAND.search(line), _DEVICE.search(line)
     starts = comment.startswith(
         ("# nThread", "# Using devices", "# Collective test starting", "# nccl-tests version")
     )
     label = None if comment else NODES.search(line)
-    if sections[-1].rows and (command or device or starts or label or "out-of-place" in comment):
-        last = sections[-1]
-        sections.append(Section(run=last.run + 1))
+    last = now = tables[-1]
+    if last.rows and (command or device or starts or label or "out-of-place" in comment):
+        now = LogTable(run=last.run + 1)
+        tables.append(now)
         if label:
-            sections[-1].collective, sections[-1].how = last.collective, last.how
-    now = sections[-1]
+            now.collective, now.how = last.collective, last.how
     now.titled |= "out-of-place" in comment
     if command:
         now.collective, now.how = _NAMES.get(command[1], command[1]), "its command"
     if (not comment or "SBATCH" in comment) and (facts := launched(line)):
-        now.launch = replace(now.launch, **facts)
+        now.launch = now.launch | facts
     if settings := _SETTINGS.match(comment):
-        now.launch = replace(now.launch, ranks_per_process=int(settings[1]) * int(settings[2]))
+        now.launch = now.launch | {"ranks_per_process": int(settings[1]) * int(settings[2])}
     if group := _INFO_GROUP.search(line):
-        now.launch = replace(now.launch, nccl_ranks=int(group[1]), nccl_hosts=int(group[2]))
+        now.launch = now.launch | {"nccl_ranks": int(group[1]), "nccl_hosts": int(group[2])}
     now.crosses_hosts |= "NCCL INFO" in line and " via NET/" in line
     if label and not now.rows:
         now.label_hosts = int(label[1])
@@ -114,17 +119,17 @@ def _note(sections: list[Section], line: str, comment: str) -> None:
         )
 
 
-def _continued(sections: list[Section], rows: list[Row]) -> Section:
+def _continued(tables: list[LogTable], rows: list[Row]) -> LogTable:
     """The table that rows belong to: one of another type, operation or root, or one that begins again, is a new one."""
-    last = sections[-1]
+    last = tables[-1]
     if last.rows:
         before, now = last.rows[-1], rows[0]
         other = (before.dtype, before.redop, before.root) != (now.dtype, now.redop, now.root)
         alone = now.busbw_gb_s == 0 and now.algbw_gb_s > 0  # processes of one rank print over each other
         if other or (now.bytes < before.bytes and not alone):
-            sections.append(replace(last, rows=[], average_gb_s=None, elided=False))
+            tables.append(replace(last, rows=[], average_gb_s=None, elided=False))
             last.titled = False  # the average comes after the last table of a run
-    return sections[-1]
+    return tables[-1]
 
 
 def _rows(line: str, *, per_iteration: bool) -> list[Row]:
@@ -135,11 +140,11 @@ def _rows(line: str, *, per_iteration: bool) -> list[Row]:
     modes = [rest[k : k + 4] for k in range(0, len(rest), wide)]
     if len(rest) % wide or not 1 <= len(modes) <= 2:
         return []
-    found = [
+    rows = [
         _row(int(size), int(count), dtype, redop, root, mode, values)
         for mode, values in zip(MODES, modes, strict=False)
     ]
-    return [r for r in found if r is not None] if None not in found else []
+    return [r for r in rows if r is not None] if None not in rows else []
 
 
 def _row(
@@ -177,7 +182,7 @@ def _number(word: str) -> float | None:
     return value if math.isfinite(value) and value < 1e18 else None
 
 
-def _from_json(text: str, where: str) -> Section:
+def _from_json(text: str, where: str) -> LogTable:
     """The file of -J: its environment is not looked at. A process lists its first device alone."""
     try:
         document = json.loads(text)
@@ -194,22 +199,20 @@ def _from_json(text: str, where: str) -> Section:
     if not rows:
         raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
     command = _COMMAND.search(words[0]) if words else None
-    section = Section(
-        devices=devices, rows=rows, average_gb_s=float(average) if average is not None else None
-    )
-    section.launch = replace(section.launch, ranks_per_process=per_process)
+    table = LogTable(devices=devices, rows=rows, launch={"ranks_per_process": per_process})
+    table.average_gb_s = None if average is None else float(average)
     if command:
-        section.collective, section.how = _NAMES.get(command[1], command[1]), "its command"
-    return section
+        table.collective, table.how = _NAMES.get(command[1], command[1]), "its command"
+    return table
 
 
-def _json_device(found: dict[str, Any]) -> LoggedDevice:
+def _json_device(device: dict[str, Any]) -> LoggedDevice:
     return LoggedDevice(
-        rank=int(found["rank"]),
-        host=str(found["hostname"]),
-        device=int(found["device"]),
-        bus=str(found["device_hex"]),
-        name=str(found["device_info"]),
+        rank=int(device["rank"]),
+        host=str(device["hostname"]),
+        device=int(device["device"]),
+        bus=str(device["device_hex"]),
+        name=str(device["device_info"]),
     )
 
 
@@ -236,3 +239,44 @@ def _json_rows(result: dict[str, Any]) -> Iterator[Row]:
                 rounded_gb_s=5e-7,
                 wrong=None if wrong is None else int(wrong),
             )
+
+
+def launched(line: str) -> dict[str, int]:
+    """What a command tells, as LogTable.launch has it: processes, hosts, processes on each, ranks in each."""
+    launcher, test = _LAUNCHERS.search(line), re.search(r"\S*_perf(?:_mpi)?(?=\s|$)", line)
+    if launcher is None and test is None:
+        return {}
+    facts: dict[str, int] = {}
+    if launcher is not None:
+        kind = "slurm" if launcher[1] in ("srun", "SBATCH", "salloc") else "mpi"
+        words = _options(line[launcher.end() : test.start() if test else len(line)])
+        facts |= _first(words, "processes", _PROCESSES[kind])
+        facts |= _first(words, "per_host", _PER_HOST[kind]) | _first(words, "hosts", _HOSTS[kind])
+        mapped = re.search(r"ppr:(\d{1,4}):node", line)
+        if mapped:
+            facts["per_host"] = int(mapped[1])
+        listed = next((words[k] for k in ("-H", "-host", "--host", "-hosts", "--hosts") if k in words), "")
+        if kind == "mpi" and listed:
+            slots = [int(s) if (s := part.partition(":")[2]).isdigit() else 1 for part in listed.split(",")]
+            facts.setdefault("processes", sum(slots))
+            # mpirun fills a host's slots before it goes to the next one.
+            used = next((k for k in range(1, len(slots)) if sum(slots[:k]) >= facts["processes"]), len(slots))
+            facts.setdefault("hosts", used)
+    if test is not None:
+        words = _options(line[test.end() :])
+        each = [_first(words, "n", names).get("n", 1) for names in (("-g", "--ngpus"), ("-t", "--nthreads"))]
+        facts["ranks_per_process"] = each[0] * each[1]
+        facts["alone"] = int(launcher is None)
+    return facts
+
+
+def _options(text: str) -> dict[str, str]:
+    """Options and their values, also those that are joined by `=` or, after one letter, by nothing (`-N2`)."""
+    words = re.sub(r"(--[\w-]+)=", r"\1 ", text).split()
+    words = [part for w in words for part in (re.findall(r"^(-[A-Za-z])(\d+)$", w) or [(w,)])[0]]
+    return {w: v for w, v in zip(words, [*words[1:], ""], strict=False) if w.startswith("-")}
+
+
+def _first(words: dict[str, str], field: str, names: Sequence[str]) -> dict[str, int]:
+    value = next((words[name] for name in names if name in words), "")
+    return {field: int(value)} if re.fullmatch(r"[1-9]\d{0,6}", value) else {}
