@@ -28,7 +28,7 @@ LIMITS = {
     "records": (94, 0),
     "report": (219, 0),
     "settings": (24, 0),
-    "traces": (140, 0),
+    "traces": (0, 0),
     "worker": (201, 0),
 }
 """Room -> (vague names that it binds, docstrings that begin with "Of " or "The same")."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.network.nccl_log import SHOWN, NcclLines, lines_of
 from scaling.errors import InputError
 from scaling.reading import RefusedError
@@ -59,9 +60,9 @@ class _Watchdog:
     def waits(self) -> Iterator[str]:
         """Which collective is waited for, who is behind, and who says nothing."""
         if self.timed_out:
-            (seq, kind, elements, ms), count = Counter(self.timed_out.values()).most_common(1)[0]
-            waiting = _listed(r for r, late in self.timed_out.items() if late[0] == seq)
-            yield f"{count} ranks ({waiting}) waited {ms / 1e3:.6g} s in {kind} {seq} of {elements} elements"
+            (seq, kind, elements, ms), _ = Counter(self.timed_out.values()).most_common(1)[0]
+            waiting = ranks_text([r for r, late in self.timed_out.items() if late[0] == seq])
+            yield f"{waiting} waited {ms / 1e3:.6g} s in {kind} {seq} of {elements} elements"
             for r, late in sorted(self.timed_out.items()):
                 if late[:3] != (seq, kind, elements):
                     yield (
@@ -81,7 +82,7 @@ class _Watchdog:
         silent = [r for r in range(min(world, RANKS_MAX)) if r not in spoke] if spoke else []
         if silent:
             yield (
-                f"rank {_listed(silent)} of {world} has no line of the watchdog: it did not wait in NCCL. It crashed, "
+                f"{ranks_text(silent)} of {world}: no line of the watchdog, so no wait in NCCL. It crashed, "
                 "hangs on its host (input, checkpoint, another branch), or its output is missing here"
             )
 
@@ -141,15 +142,3 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
         "warnings": list(nccl.warnings)[:SHOWN],
     }
     return JobLog(lines=tuple(lines), findings=tuple(findings), document=document)
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    """`0-1, 3-7`."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    spans = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
-    return ", ".join(spans[:SHOWN]) + ("" if len(spans) <= SHOWN else " and more")

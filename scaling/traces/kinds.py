@@ -1,7 +1,5 @@
 """Which tool wrote a file that `scaling trace` is given, by its first bytes.
 
-A plan that describes what others ran, for reports and comparisons: there are no records behind it.
-
 How to get the files that `scaling trace` and `scaling import` read from a job that runs without this program.
 
 Variables: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp and FlightRecorder.hpp, plugins/profiler/inspector of NCCL,
@@ -10,20 +8,14 @@ NCCL's user guide, Kineto's and Dynolog's README. /shared stands for a folder th
 
 from __future__ import annotations
 
-import datetime as dt
-import hashlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from scaling.errors import InputError
 from scaling.reading import LOG_BYTES_MAX, TRACE_BYTES_MAX, RefusedError, open_file
-from scaling.settings.plan import Plan, make_plan
-from scaling.settings.run import Measure, Model, Spec
-from scaling.settings.topology import Topology
-from scaling.version import __version__
 
 PROFILER, FLIGHT, INSPECTOR, LOG = "profiler", "flight_recorder", "nccl_inspector", "job_log"
 NAMES = {
@@ -41,37 +33,23 @@ _LOG_SIGNS = (
     b"Watchdog caught collective operation timeout",
     b"last enqueued ",
 )
+_PROFILER = "torch.profiler's traces are read (scaling trace --how)"
+_LOGS = "nccl-tests' logs are read by scaling import nccl-tests"
 _OTHERS = (
     (
         rb'out-of-place|Avg bus bandwidth|"args":\s*\[\s*"[^"]*_perf',
         "nccl-tests",
         "scaling import nccl-tests FILE reads it",
     ),
-    (
-        rb"(?m)^\s*GPU0\s+GPU1|Link Type between two GPUs",
-        "a matrix of a machine",
-        "scaling import topo FILE reads it",
-    ),
+    (rb"(?m)^\s*GPU0\s+GPU1|Link Type between", "a matrix of a machine", "scaling import topo FILE reads it"),
     (rb"<system\b", "NCCL's topology", "scaling import nccl-xml FILE reads it"),
-    (rb"rocprofiler-sdk-tool", "rocprofv3", "torch.profiler's traces are read (scaling trace --how)"),
-    (
-        rb"GlobalMetadata|chakra",
-        "a Chakra execution trace",
-        "torch.profiler's traces are read (scaling trace --how)",
-    ),
-    (
-        rb"/device:GPU:\d|XPlane|/host:metadata",
-        "XLA's xplane",
-        "torch.profiler's traces are read (scaling trace --how)",
-    ),
-    (rb"SQLite format 3|nsys", "Nsight Systems", "torch.profiler's traces are read (scaling trace --how)"),
-    (rb"OSU MPI", "an OSU micro-benchmark", "nccl-tests' logs are read by scaling import nccl-tests"),
-    (rb"nvbandwidth", "nvbandwidth", "nccl-tests' logs are read by scaling import nccl-tests"),
-    (
-        rb"RDMA_(Write|Read)|Send BW Test|BW average",
-        "perftest (ib_write_bw)",
-        "nccl-tests' logs are read by import nccl-tests",
-    ),
+    (rb"rocprofiler-sdk-tool", "rocprofv3", _PROFILER),
+    (rb"GlobalMetadata|chakra", "a Chakra execution trace", _PROFILER),
+    (rb"/device:GPU:\d|XPlane|/host:metadata", "XLA's xplane", _PROFILER),
+    (rb"SQLite format 3|nsys", "Nsight Systems", _PROFILER),
+    (rb"OSU MPI", "an OSU micro-benchmark", _LOGS),
+    (rb"nvbandwidth", "nvbandwidth", _LOGS),
+    (rb"RDMA_(Write|Read)|Send BW Test|BW average", "perftest (ib_write_bw)", _LOGS),
 )
 """Signs of other tools' files, whose they are, and what is read instead."""
 FILES_MAX = 100_000
@@ -104,8 +82,8 @@ def kind_of(path: Path) -> str | None:
 
 def other_tool(head: bytes) -> str | None:
     """Whose file this is, and what to do instead; None where nothing here tells."""
-    found = next(((name, then) for sign, name, then in _OTHERS if re.search(sign, head)), None)
-    return None if found is None else f"the file of {found[0]}; {found[1]}"
+    tool = next(((name, then) for sign, name, then in _OTHERS if re.search(sign, head)), None)
+    return None if tool is None else f"the file of {tool[0]}; {tool[1]}"
 
 
 def _unknown(path: Path) -> str:
@@ -117,8 +95,8 @@ def _unknown(path: Path) -> str:
         return PROFILER
     if any(sign in text for sign in _LOG_SIGNS):
         return LOG
-    if said := other_tool(text[:HEAD_BYTES]):
-        raise InputError(f"{path}: {said}")
+    if whose := other_tool(text[:HEAD_BYTES]):
+        raise InputError(f"{path}: {whose}")
     return PROFILER
 
 
@@ -127,7 +105,7 @@ def find(paths: Iterable[str]) -> tuple[str, list[Path]]:
 
     InputError without any, and where they are of several kinds.
     """
-    found: dict[Path, str] = {}
+    by_path: dict[Path, str] = {}
     for text in paths:
         path = Path(text)
         if path.is_dir():
@@ -137,24 +115,24 @@ def find(paths: Iterable[str]) -> tuple[str, list[Path]]:
                     f"{path}: no trace in this folder; files that end in .json or .json.gz, or records of NCCL "
                     "Inspector are expected"
                 )
-            found.update(inside)
+            by_path.update(inside)
         elif path.exists():
-            found[path] = kind_of(path) or _unknown(path)
+            by_path[path] = kind_of(path) or _unknown(path)
         else:
             raise InputError(
                 f"{path}: no such file or folder; a PyTorch profiler trace or a folder of them is expected, or records "
                 "of NCCL Inspector"
             )
-    kinds = Counter(found.values())
+    kinds = Counter(by_path.values())
     if len(kinds) > 1:
         told = ", ".join(f"{count} {NAMES[kind]}" for kind, count in kinds.most_common())
         raise InputError(f"{told}: one kind in a call is expected")
-    return next(iter(kinds)), list(found)
+    return next(iter(kinds)), list(by_path)
 
 
 def _inside(folder: Path) -> dict[Path, str]:
     """Files of a folder by kind; where several kinds lie side by side, all of them."""
-    known: dict[Path, str] = {}
+    by_path: dict[Path, str] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         kind = kind_of(path)
         if kind == FLIGHT and not _OF_A_RANK.search(path.name):
@@ -162,56 +140,10 @@ def _inside(folder: Path) -> dict[Path, str]:
         if kind is None and path.name.endswith(_SUFFIXES):
             kind = PROFILER  # a trace that is damaged at its beginning is named, not passed over
         if kind is not None:
-            known[path] = kind
-        if len(known) > FILES_MAX:
+            by_path[path] = kind
+        if len(by_path) > FILES_MAX:
             raise InputError(f"{folder}: more than {FILES_MAX} files; name the ones of one job")
-    return known
-
-
-def described(
-    source: str,
-    files: Iterable[str],
-    *,
-    model: str,
-    topology: Topology,
-    world_sizes: Sequence[int],
-    mode: str = "weak",
-    batch_per_rank: int = 0,
-    global_batch: int = 0,
-    steps: int = 1,
-    precision: str = "as traced",
-) -> Plan:
-    """`source`: one of spec.plan.SOURCES; `files` distinguish plans that are made in the same second."""
-    begun = dt.datetime.now(tz=dt.timezone.utc).astimezone()
-    salt = hashlib.sha256("".join(files).encode("utf-8", "replace")).hexdigest()[:8]
-    spec = Spec(
-        model=Model(name=model, target=source, args={} if not batch_per_rank else {"batch": batch_per_rank}),
-        topology=topology,
-        world_sizes=tuple(world_sizes),
-        mode=mode,
-        batch_per_rank=batch_per_rank,
-        global_batch=global_batch,
-        precision=precision,
-        measure=Measure(
-            name=source,
-            rounds_min=1,
-            rounds_max=1,
-            steps=steps,
-            lead_in=0,
-            warmup_max=0,
-            target_half_width=None,
-            budget_s=0.0,
-            fabric_bytes_max=0,
-            step_timeout_s=0.0,
-        ),
-    )
-    return make_plan(
-        spec,
-        run_id=f"{begun:%Y%m%d-%H%M%S}-{salt}",
-        created=begun.isoformat(timespec="seconds"),
-        version=__version__,
-        source=source,
-    )
+    return by_path
 
 
 _LINES = (

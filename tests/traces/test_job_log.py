@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support.commands import refused
+from traces.machines.test_logs_as_found import devices
 
 from scaling.cli.main import main
 from scaling.traces.job_log import read_job_logs
@@ -40,9 +41,9 @@ def findings(tmp_path):
 def test_the_watchdogs_of_a_hang(shared, capsys):
     assert main(["trace", str(shared("wild/18_watchdog.log"))]) == 0
     said = capsys.readouterr().out
-    assert "7 ranks (0-1, 3-7) waited 600 s in ALLREDUCE 2070 of 112 elements" in said
+    assert "ranks 0-1 and 3-7 waited 600 s in ALLREDUCE 2070 of 112 elements" in said
     assert "rank 3 is behind in default_pg: it enqueued up to 2070" in said
-    assert "rank 2 of 8 has no line of the watchdog" in said
+    assert "rank 2 of 8: no line of the watchdog" in said
 
 
 def test_an_older_watchdog_and_a_rank_that_completed_less(findings):
@@ -93,6 +94,14 @@ def test_senders_without_gpudirect_read_are_no_finding(findings):
         ([line("a", "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'")], "without GPUDirect RDMA"),
         ([line("a", "NCCL_P2P_DISABLE set by environment to 1.")], "NCCL_P2P_DISABLE=1 is set"),
         (
+            [line("a", "Ring 00 : 2[3d000] -> 3[3e000] via direct shared memory")],
+            "a goes through host memory (SHM)",
+        ),
+        (
+            [line(h, "Bootstrap : Using eth0:172.17.0.2<0>") for h in "ab"],
+            "a, b announce one address, 172.17.0.2 on eth0, so they do not reach each other",
+        ),
+        (
             [
                 m
                 for h in "abcd"
@@ -104,6 +113,69 @@ def test_senders_without_gpudirect_read_are_no_finding(findings):
 )
 def test_ways_that_are_slower_than_they_need_to_be(findings, lines, said):
     assert said in findings(lines)
+
+
+def warned(host, text, place="misc/ibvwrap.cc:278"):
+    return f"{host}:7:8 [0] {place} NCCL WARN {text}"
+
+
+@pytest.mark.parametrize(
+    ("warning", "said"),
+    [
+        ("Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "`ulimit -l`"),
+        ("Call to ibv_create_cq failed", "`ulimit -l`"),
+        ("NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129", "NCCL_IB_GID_INDEX"),
+        ("NET/IB : Got completion from peer 192.0.2.1<5> with status=12 opcode=1 len=0", "NCCL_IB_GID_INDEX"),
+        ("NET/IB : Got completion from peer 192.0.2.1<5> with error 4, opcode 0, len 0", "ACS is on"),
+        ("Error while creating shared memory segment /dev/shm/nccl-a (size 5967872)", "--shm-size"),
+        ("Bootstrap : no socket interface found", "NCCL_SOCKET_IFNAME"),
+        ("socketStartConnect: Connect to 192.0.2.1<5> failed : Connection refused", "not docker0"),
+        ("NET/OFI Could not find any optimal provider", "EFA"),
+    ],
+)
+def test_a_warning_that_is_known_has_its_remedy(findings, warning, said):
+    assert said in findings([warned("a", warning)])
+    assert findings([warned("a", warning), warned("b", warning)]) == findings([warned("a", warning)])
+
+
+def test_a_warning_that_is_not_known_is_repeated_without_a_remedy(findings):
+    assert findings([warned("a", "Cuda failure 801 'operation not supported'")]) == ""
+
+
+def test_ranks_on_one_gpu_are_named_together(findings):
+    pairs = ((2, 0), (4, 0), (0, 1))
+    lines = [
+        warned("a", f"Duplicate GPU detected : rank {r} and rank {p} both on CUDA device 1000", "init.cc:497")
+        for r, p in pairs
+    ]
+    assert findings(lines).startswith(
+        "ranks 0, 1, 2, 4 use one GPU (1000): give each process a GPU of its own"
+    )
+
+
+def test_lines_of_two_processes_in_one_are_both_read(findings):
+    both = " ".join(
+        channel("a", "receive", "NET/IB/0/GDRDMA", count=1) + channel("b", "receive", "NET/IB/0", count=1)
+    )
+    assert "b, and not a, receives over the network without GPUDirect RDMA" in findings([both])
+
+
+def test_a_table_in_an_output_is_held_beside_what_others_reach(tmp_path, capsys):
+    slow = [m for h in "ab" for m in channel(h, "receive", "NET/IB/0")]
+    table = devices(range(16), range(16)).replace("NVIDIA X", "NVIDIA H100 80GB HBM3")
+    rows = "\n".join(
+        f"{m} {m // 4} float sum -1" + f" {m / 1e5:.1f} 100.00 187.50 0" * 2 for m in (2**30, 2**31, 2**32)
+    )
+    path = tmp_path / "job.out"
+    path.write_text("\n".join([*slow, table, "# out-of-place in-place", rows]))
+    assert main(["trace", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "# links    others reach" in out
+    assert "yours: 187.5" in out
+    assert (
+        "less than half, and NCCL's log says why: a, b receives over the network without GPUDirect RDMA"
+        in out
+    )
 
 
 def test_a_job_without_such_lines_and_options_of_traces_are_refused(tmp_path, capsys):

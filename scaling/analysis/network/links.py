@@ -7,12 +7,12 @@ source. NVLS (reduction in NVSwitches) lifts the busbw of an all-reduce above wh
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from scaling.analysis.network import nccl_log
-from scaling.analysis.results import CurvePoint, Fabric
+from scaling.analysis.results import Fabric
 from scaling.settings.run import Spec
 from scaling.units import format_bytes
 
@@ -37,87 +37,82 @@ class Reached:
     nvls: bool = False
 
 
-_A100, _H100, _H200, _GH200 = "A100 SXM", "H100 SXM", "H200 SXM", "GH200"
-_AZURE = "Azure/AI-benchmarking-guide, Azure_Results"
-_ALPS = "boeschf/nccl-benchmark-on-alps-2025, 2.23.4-1"
-TABLE = (
-    Reached(
-        "V100 SXM",
-        32,
-        4,
-        "all_reduce",
-        512 * MIB,
-        12.2,
-        "NVIDIA/nccl-tests#29, one 100 Gbit/s card a host",
-        "2.4.7",
-    ),
-    Reached("RTX 2080 Ti", 2, 1, "all_reduce", 128 * MIB, 21.86, "NVIDIA/nccl-tests#44, NVLink bridge"),
-    Reached("A100 PCIe", 2, 1, "all_reduce", MIB, 10.72, "thomaslie210/NCCL_Test_Results, between sockets"),
-    Reached("A100 PCIe", 2, 1, "all_reduce", 12 * GIB, 208.0, "NVIDIA/nccl-tests#178, NVLink bridge"),
-    Reached(
-        "A100 PCIe", 3, 1, "all_reduce", 12 * GIB, 20.0, "NVIDIA/nccl-tests#178, beyond the NVLink bridge"
-    ),
-    Reached(_A100, 8, 1, "all_reduce", 8 * GIB, 235.26, "microsoft/superbenchmark, tests/data"),
-    Reached(_A100, 8, 1, "all_reduce", 8 * GIB, 231.58, f"{_AZURE}/ND_A100_v4", "2.18.5"),
-    Reached(_A100, 8, 1, "all_reduce", 4 * GIB, 232.54, "NVIDIA/nccl-tests#175"),
-    Reached(_A100, 8, 1, "all_reduce", GIB, 200.0, "NVIDIA/nccl-tests#149, rounded", "2.18.1"),
-    Reached(_A100, 8, 1, "all_to_all", 8 * GIB, 226.16, "microsoft/superbenchmark, tests/data"),
-    Reached(_A100, 8, 1, "broadcast", 8 * GIB, 234.7, "microsoft/superbenchmark, tests/data"),
-    Reached(_A100, 16, 2, "all_reduce", None, 86.0, "NVIDIA/nccl-tests#175, 4 x 200 Gbit/s a host"),
-    Reached(_A100, 16, 2, "all_reduce", None, 75.0, "NVIDIA/nccl#495, 8 x 100 Gbit/s RoCE a host", "2.7"),
-    Reached(_A100, 24, 3, "all_reduce", 128 * MIB, 96.0, "NVIDIA/nccl-tests#119, 4 HDR cards a host"),
-    Reached(_A100, 32, 8, "all_reduce", GIB, 36.6, "argonne-lcf/alcf-nccl-tests, Slingshot", "2.18"),
-    Reached("H100 PCIe", 2, 1, "all_reduce", 4 * GIB, 116.34, "NVIDIA/nccl#1161, NVLink bridge"),
-    Reached(_H100, 8, 1, "all_reduce", 8 * GIB, 480.16, "NVIDIA/dgxc-benchmarking, nccl/README", nvls=True),
-    Reached(_H100, 8, 1, "all_reduce", 8 * GIB, 478.87, f"{_AZURE}/ND_H100_v5", "2.18.5", nvls=True),
-    Reached(_H100, 8, 1, "all_reduce", None, 476.0, "NVIDIA/nccl-tests#290", nvls=True),
-    Reached(_H100, 8, 1, "all_gather", None, 370.0, "NVIDIA/nccl-tests#212, a maintainer, rounded"),
-    Reached(
-        _H100, 16, 2, "all_reduce", 2 * GIB, 437.89, "aws-samples/awsome-distributed-training, EFA", nvls=True
-    ),
-    Reached(_H100, 2, 2, "all_reduce", 16 * GIB, 50.0, "NVIDIA/nccl-tests#232, rounded, one card a GPU"),
-    Reached("H800 SXM", 8, 1, "all_reduce", None, 215.0, "NVIDIA/nccl#1374", nvls=True),
-    Reached(_H200, 8, 1, "all_reduce", 8 * GIB, 479.98, f"{_AZURE}/ND_H200_v5", "2.20.5", nvls=True),
-    Reached(
-        _H200,
-        8,
-        1,
-        "all_reduce",
-        16 * GIB,
-        480.7,
-        "stas00/ml-engineering, network/benchmarks",
-        "2.30.7",
-        nvls=True,
-    ),
-    Reached(_H200, 8, 1, "all_reduce", 4 * GIB, 475.0, "NVIDIA/nccl-tests#272", "2.20.3", nvls=True),
-    Reached(_GH200, 8, 2, "all_reduce", 4 * GIB, 152.22, f"{_ALPS}, Slingshot", "2.23.4"),
-    Reached(_GH200, 128, 32, "all_reduce", 128 * MIB, 49.14, f"{_ALPS}, with a cliff above", "2.23.4"),
-    Reached(_GH200, 512, 128, "all_reduce", 4 * GIB, 89.24, f"{_ALPS}, with a hole at 2 GiB", "2.23.4"),
-    Reached(
-        "B200", 8, 1, "all_reduce", 16 * GIB, 838.97, "stas00/ml-engineering, network/benchmarks", nvls=True
-    ),
-    Reached("B200", 8, 1, "all_reduce", None, 830.0, "NVIDIA/nccl#1807, rounded", "2.27.1", nvls=True),
-    Reached("B200", 32, 4, "all_reduce", 16 * GIB, 376.71, "stas00/ml-engineering, network/benchmarks"),
-    Reached("GB200", 4, 1, "all_reduce", 8 * GIB, 679.61, f"{_AZURE}/ND_GB200_v6, ring", "2.25.1"),
-    Reached(
-        "GB200", 72, 18, "all_reduce", 8 * GIB, 846.82, "coreweave/nccl-tests PR#43, one NVL72", nvls=True
-    ),
-    Reached("RTX 4090", 2, 1, "all_reduce", GIB, 2.24, "kalavai-net/kalavai-client, no peer access"),
-    Reached("RTX 5090", 4, 1, "all_reduce", 8 * GIB, 35.0, "NVIDIA/nccl#1639, rounded"),
-    Reached("RTX 5090", 8, 1, "all_reduce", 8 * GIB, 28.0, "NVIDIA/nccl#1639, rounded"),
-    Reached("MI300X", 8, 1, "all_reduce", 8 * MIB, 161.14, "crickett-hpe/hpc-ai-envs PR#30"),
-)
+_SHORT = {
+    "AZURE": "Azure/AI-benchmarking-guide, Azure_Results",
+    "ALPS": "boeschf/nccl-benchmark-on-alps-2025, 2.23.4-1",
+}
+_REPORTS = """
+32 x V100 SXM | 4 | all_reduce | 512 MiB | 12.2 | - | 2.4.7 | NVIDIA/nccl-tests#29, one 100 Gbit/s card a host
+2 x RTX 2080 Ti | 1 | all_reduce | 128 MiB | 21.86 | - | - | NVIDIA/nccl-tests#44, NVLink bridge
+2 x A100 PCIe | 1 | all_reduce | 1 MiB | 10.72 | - | - | thomaslie210/NCCL_Test_Results, between sockets
+2 x A100 PCIe | 1 | all_reduce | 12 GiB | 208 | - | - | NVIDIA/nccl-tests#178, NVLink bridge
+3 x A100 PCIe | 1 | all_reduce | 12 GiB | 20 | - | - | NVIDIA/nccl-tests#178, beyond the NVLink bridge
+8 x A100 SXM | 1 | all_reduce | 8 GiB | 235.26 | - | - | microsoft/superbenchmark, tests/data
+8 x A100 SXM | 1 | all_reduce | 8 GiB | 231.58 | - | 2.18.5 | AZURE/ND_A100_v4
+8 x A100 SXM | 1 | all_reduce | 4 GiB | 232.54 | - | - | NVIDIA/nccl-tests#175
+8 x A100 SXM | 1 | all_reduce | 1 GiB | 200 | - | 2.18.1 | NVIDIA/nccl-tests#149, rounded
+8 x A100 SXM | 1 | all_to_all | 8 GiB | 226.16 | - | - | microsoft/superbenchmark, tests/data
+8 x A100 SXM | 1 | broadcast | 8 GiB | 234.7 | - | - | microsoft/superbenchmark, tests/data
+16 x A100 SXM | 2 | all_reduce | - | 86 | - | - | NVIDIA/nccl-tests#175, 4 x 200 Gbit/s a host
+16 x A100 SXM | 2 | all_reduce | - | 75 | - | 2.7 | NVIDIA/nccl#495, 8 x 100 Gbit/s RoCE a host
+24 x A100 SXM | 3 | all_reduce | 128 MiB | 96 | - | - | NVIDIA/nccl-tests#119, 4 HDR cards a host
+32 x A100 SXM | 8 | all_reduce | 1 GiB | 36.6 | - | 2.18 | argonne-lcf/alcf-nccl-tests, Slingshot
+2 x H100 PCIe | 1 | all_reduce | 4 GiB | 116.34 | - | - | NVIDIA/nccl#1161, NVLink bridge
+8 x H100 SXM | 1 | all_reduce | 8 GiB | 480.16 | NVLS | - | NVIDIA/dgxc-benchmarking, nccl/README
+8 x H100 SXM | 1 | all_reduce | 8 GiB | 478.87 | NVLS | 2.18.5 | AZURE/ND_H100_v5
+8 x H100 SXM | 1 | all_reduce | - | 476 | NVLS | - | NVIDIA/nccl-tests#290
+8 x H100 SXM | 1 | all_gather | - | 370 | - | - | NVIDIA/nccl-tests#212, a maintainer, rounded
+16 x H100 SXM | 2 | all_reduce | 2 GiB | 437.89 | NVLS | - | aws-samples/awsome-distributed-training, EFA
+2 x H100 SXM | 2 | all_reduce | 16 GiB | 50 | - | - | NVIDIA/nccl-tests#232, rounded, one card a GPU
+8 x H800 SXM | 1 | all_reduce | - | 215 | NVLS | - | NVIDIA/nccl#1374
+8 x H200 SXM | 1 | all_reduce | 8 GiB | 479.98 | NVLS | 2.20.5 | AZURE/ND_H200_v5
+8 x H200 SXM | 1 | all_reduce | 16 GiB | 480.7 | NVLS | 2.30.7 | stas00/ml-engineering, network/benchmarks
+8 x H200 SXM | 1 | all_reduce | 4 GiB | 475 | NVLS | 2.20.3 | NVIDIA/nccl-tests#272
+8 x GH200 | 2 | all_reduce | 4 GiB | 152.22 | - | 2.23.4 | ALPS, Slingshot
+128 x GH200 | 32 | all_reduce | 128 MiB | 49.14 | - | 2.23.4 | ALPS, with a cliff above
+512 x GH200 | 128 | all_reduce | 4 GiB | 89.24 | - | 2.23.4 | ALPS, with a hole at 2 GiB
+8 x B200 | 1 | all_reduce | 16 GiB | 838.97 | NVLS | - | stas00/ml-engineering, network/benchmarks
+8 x B200 | 1 | all_reduce | - | 830 | NVLS | 2.27.1 | NVIDIA/nccl#1807, rounded
+32 x B200 | 4 | all_reduce | 16 GiB | 376.71 | - | - | stas00/ml-engineering, network/benchmarks
+4 x GB200 | 1 | all_reduce | 8 GiB | 679.61 | - | 2.25.1 | AZURE/ND_GB200_v6, ring
+72 x GB200 | 18 | all_reduce | 8 GiB | 846.82 | NVLS | - | coreweave/nccl-tests PR#43, one NVL72
+2 x RTX 4090 | 1 | all_reduce | 1 GiB | 2.24 | - | - | kalavai-net/kalavai-client, no peer access
+4 x RTX 5090 | 1 | all_reduce | 8 GiB | 35 | - | - | NVIDIA/nccl#1639, rounded
+8 x RTX 5090 | 1 | all_reduce | 8 GiB | 28 | - | - | NVIDIA/nccl#1639, rounded
+8 x MI300X | 1 | all_reduce | 8 MiB | 161.14 | - | - | crickett-hpe/hpc-ai-envs PR#30
+"""
+"""GPUs, hosts, collective, size, busbw, NVLS, version of NCCL, source; `-`: not told."""
+
+
+def _reached(line: str) -> Reached:
+    gpus, hosts, collective, size, busbw, nvls, nccl, source = line.split(" | ")
+    count, _, machine = gpus.partition(" x ")
+    number, _, unit = size.partition(" ")
+    return Reached(
+        machine,
+        int(count),
+        int(hosts),
+        collective,
+        None if size == "-" else int(number) * {"GiB": GIB, "MiB": MIB}[unit],
+        float(busbw),
+        re.sub(r"^(AZURE|ALPS)", lambda short: _SHORT[short[0]], source),
+        nccl.strip("-"),
+        nvls == "NVLS",
+    )
+
+
+TABLE = tuple(map(_reached, _REPORTS.strip().splitlines()))
 _MACHINES = (
     (r"V100-SXM|V100 SXM", "V100 SXM"),
     (r"2080 Ti", "RTX 2080 Ti"),
     (r"A100.*PCIE?\b|A100.*PCIe", "A100 PCIe"),
-    (r"A100", _A100),
+    (r"A100", "A100 SXM"),
     (r"H100 (PCIe|NVL)", "H100 PCIe"),
-    (r"GH200", _GH200),
-    (r"H100", _H100),
+    (r"GH200", "GH200"),
+    (r"H100", "H100 SXM"),
     (r"H800", "H800 SXM"),
     (r"H200 NVL", "H200 NVL"),
-    (r"H200", _H200),
+    (r"H200", "H200 SXM"),
     (r"GB200", "GB200"),
     (r"\bB200", "B200"),
     (r"RTX 4090", "RTX 4090"),
@@ -178,16 +173,43 @@ def beside(
     )
 
 
+def beside_best(
+    device: str, points: Iterable[tuple[str, int, int, int, float]], causes: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """`beside` for the best size of each collective, number of GPUs and hosts, of those that the table has.
+
+    `points`: collective, GPUs, hosts, bytes, busbw in GB/s.
+    """
+    best = {
+        point[:3]: point
+        for point in sorted(points, key=lambda point: point[4])
+        if like(device, point[1], point[2], point[0], point[3])
+    }
+    texts = (
+        beside(device, gpus, hosts, collective, size, busbw, causes)
+        for collective, gpus, hosts, size, busbw in best.values()
+    )
+    return tuple(text for text in texts if text is not None)
+
+
 def beside_runs(fabric: Fabric, device: str, spec: Spec) -> tuple[str, ...]:
     """`beside` for the best size of each collective that a run has swept at each world size."""
-    texts = []
-    for level in fabric.levels:
-        best: dict[str, CurvePoint] = {}
-        for point in sorted(level.curve, key=lambda point: point.busbw_gbit_s.value):
-            best[point.collective] = point
-        hosts = len(spec.topology.shares(level.world_size))
-        for name, p in best.items():
-            busbw_gb_s = p.busbw_gbit_s.value / 8
-            causes = nccl_log.warnings(fabric, spec)
-            texts.append(beside(device, level.world_size, hosts, name, p.bytes, busbw_gb_s, causes))
-    return tuple(text for text in texts if text is not None)
+    causes = nccl_log.warnings(fabric, spec)
+    return tuple(
+        text
+        for level in fabric.levels
+        for text in beside_best(
+            device,
+            [
+                (
+                    point.collective,
+                    level.world_size,
+                    len(spec.topology.shares(level.world_size)),
+                    point.bytes,
+                    point.busbw_gbit_s.value / 8,
+                )
+                for point in level.curve
+            ],
+            causes,
+        )
+    )

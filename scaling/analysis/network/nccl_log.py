@@ -124,7 +124,7 @@ class NcclLines:
 
     version: str | None = None
     ranks: int = 0
-    """Of the largest communicator."""
+    """Ranks of the largest communicator."""
     hosts: dict[str, HostWays] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)

@@ -75,7 +75,7 @@ def levels(
 
     `rate` gives (bit/s, source) of a class; `nvlink` (bit/s, source) of one NVLink, where the file tells it.
     """
-    found: list[Level] = []
+    nearer: list[Level] = []
     left: list[str] = []
     for place in sorted({rank_of(c) for c in layout.pairs.values()}):
         parts = groups(layout.devices, lambda a, b, p=place: rank_of(layout.pairs[a, b]) <= p)  # type: ignore[misc]
@@ -93,10 +93,10 @@ def levels(
                 f"{link_class} joins devices whose numbers are not consecutive: left out of the levels"
             )
             continue
-        if size < 2 or (found and size <= found[-1].ranks):
+        if size < 2 or (nearer and size <= nearer[-1].ranks):
             continue
         bit_s, source = nvlinks(layout, nvlink) if place == 0 else rate(names[0])
-        found.append(
+        nearer.append(
             Level(
                 name=CLASSES[place].lower() if place else "nvlink",
                 link_class=link_class,
@@ -105,7 +105,7 @@ def levels(
                 source=source,
             )
         )
-    return tuple(found), tuple(left)
+    return tuple(nearer), tuple(left)
 
 
 def nvlink_of(text: str) -> tuple[int, str] | None:
@@ -142,7 +142,7 @@ def nvlinks(layout: Layout, each: tuple[int, str] | None = None) -> tuple[int, s
 def to_yaml(
     name: str,
     layout: Layout,
-    made: tuple[Level, ...],
+    nested: tuple[Level, ...],
     source: str,
     between: Link | None = None,
     hosts: int = 1,
@@ -158,9 +158,9 @@ def to_yaml(
         "device: auto",
         "backend: auto",
         _between(between),
-        "levels:" if made else "levels: []",
+        "levels:" if nested else "levels: []",
     ]
-    for level in made:
+    for level in nested:
         rate = "null" if level.rate_bit_s is None else _text(f"{level.rate_bit_s / 1e9:g}gbit")
         # A measured rate is reached in full, so its share is 1.
         latency = f", share: 1.0{_latency(level)}" if level.link_class == "measured" else ""
@@ -191,10 +191,10 @@ def _latency(link: Link) -> str:
     return "" if link.latency_us is None else f", latency_us: {link.latency_us:.4g}"
 
 
-def summary(layout: Layout, made: tuple[Level, ...], left: tuple[str, ...]) -> list[str]:
+def summary(layout: Layout, nested: tuple[Level, ...], left: tuple[str, ...]) -> list[str]:
     """Lines for a person: devices, levels, NUMA, cards, notes."""
     lines = [f"# devices  {layout.devices}"]
-    for level in made:
+    for level in nested:
         rate = "rate unknown" if level.rate_bit_s is None else f"{format_rate(level.rate_bit_s)} a direction"
         lines.append(
             f"# level    {level.name}: {level.ranks} ranks by {level.link_class}, {rate}: {level.source}"

@@ -185,14 +185,16 @@ class LogTable:
 
         `causes`: what NCCL's lines say of slow ways.
         """
-        best = max(self.rows, key=lambda r: r.busbw_gb_s)
-        names = {d.name for d in self.devices}
-        n, hosts = self.world_size, self.hosts
-        if n is None or hosts is None or self.collective is None or len(names) != 1:
+        n, hosts, collective, names = (
+            self.world_size,
+            self.hosts,
+            self.collective,
+            {d.name for d in self.devices},
+        )
+        if n is None or hosts is None or collective is None or len(names) != 1 or self.wrong or self.mistakes:
             return None
-        if self.wrong or self.mistakes:
-            return None
-        return links.beside(names.pop(), n, hosts, self.collective, best.bytes, best.busbw_gb_s, causes)
+        points = ((collective, n, hosts, r.bytes, r.busbw_gb_s) for r in self.rows)
+        return next(iter(links.beside_best(names.pop(), points, causes)), None)
 
     def timed(self, mode: str | None = None) -> list[Timed]:
         """Each size once, in order: the mean of its times in microseconds, and the range that they lie in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import xml.etree.ElementTree as ET
 from collections import deque
@@ -91,9 +92,19 @@ def _root(text: str, where: str) -> ET.Element:
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise InputError(f"{where}: declares entities, which no topology does; {EXPECTED}")
     try:
-        root = ET.fromstring(text, ET.XMLParser(target=_Bounded()))  # noqa: S314  entities are refused above
+        reader = ET.iterparse(io.StringIO(text), ("start", "end"))  # noqa: S314  entities are refused above
+        root: ET.Element | None = None
+        depth = 0
+        for number, (event, element) in enumerate(reader):
+            root = element if root is None else root
+            depth += 1 if event == "start" else -1
+            if depth > DEPTH_MAX or number > 2 * ELEMENTS_MAX:
+                raise RefusedError(
+                    f"more than {ELEMENTS_MAX} elements, or nested more than {DEPTH_MAX} levels deep"
+                )
     except (ET.ParseError, ValueError) as error:
         raise InputError(f"{where}: not XML ({error}); {EXPECTED}") from error
+    assert root is not None  # what the parser accepts has a root
     if root.tag == "graphs":
         raise InputError(
             f"{where}: an NCCL graph (the rings and trees that it chose, NCCL_GRAPH_FILE), no topology; {EXPECTED}"
@@ -101,27 +112,6 @@ def _root(text: str, where: str) -> ET.Element:
     if root.tag != "system":
         raise InputError(f"{where}: its root is <{root.tag}>; {EXPECTED}")
     return root
-
-
-class _Bounded(ET.TreeBuilder):
-    """Builds a tree of a machine's size, and no larger or deeper one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._depth = self._elements = 0
-
-    def start(self, tag: str, attrs: dict[str, str], /) -> ET.Element:
-        self._depth += 1
-        self._elements += 1
-        if self._depth > DEPTH_MAX:
-            raise RefusedError(f"nested more than {DEPTH_MAX} levels deep")
-        if self._elements > ELEMENTS_MAX:
-            raise RefusedError(f"more than {ELEMENTS_MAX} elements")
-        return super().start(tag, attrs)
-
-    def end(self, tag: str, /) -> ET.Element:
-        self._depth -= 1
-        return super().end(tag)
 
 
 def _devices(root: ET.Element) -> tuple[list[_Device], list[tuple[str, _Device, int | None]]]:
@@ -166,18 +156,18 @@ def _walk(cpu: ET.Element) -> Iterator[tuple[tuple[int, ...], ET.Element, int | 
         path, element, rate, how = left.popleft()
         yield path, element, rate, how
         for k, inner in enumerate(element.findall("pci")):
-            own, said = _link(inner)
-            if own is None or (rate is not None and rate < own):
-                own, said = rate, how
-            left.append(((*path, k), inner, own, said))
+            slowest, words = _link(inner)
+            if slowest is None or (rate is not None and rate < slowest):
+                slowest, words = rate, how
+            left.append(((*path, k), inner, slowest, words))
 
 
 def _link(element: ET.Element) -> tuple[int | None, str]:
     """Nominal bit/s of a PCIe link in one direction, and the file's words for it."""
     speed, width = element.get("link_speed") or "", _int(element.get("link_width"))
-    found = _SPEED.search(speed)
+    giga_text = _SPEED.search(speed)
     try:
-        giga = float(found[1]) if found else 0.0
+        giga = float(giga_text[1]) if giga_text else 0.0
     except ValueError:
         giga = 0.0
     if not 0 < giga <= 256 or width is None or not 0 < width <= 32:

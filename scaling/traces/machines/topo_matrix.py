@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from scaling.errors import InputError
 from scaling.settings.topology import Nic
@@ -22,12 +21,6 @@ EXPECTED = (
 )
 
 
-@dataclass(slots=True)
-class _Row:
-    classes: list[str]
-    rest: list[str] = field(default_factory=list)
-
-
 def parse_topo(text: str, where: str) -> Layout:
     """The machine; InputError where something is missing or contradictory."""
     lines = [_GLUED.sub(r"\1 ", _ESCAPES.sub("", line)) for line in text.splitlines()]
@@ -40,7 +33,7 @@ def parse_topo(text: str, where: str) -> Layout:
     names = _names(lines[start])
     if len(names) > DEVICES_MAX:
         raise InputError(f"{where}: {len(names)} devices in one host; {EXPECTED}")
-    rows: dict[str, _Row] = {}
+    rows: dict[str, tuple[list[str], list[str]]] = {}
     labels: dict[str, str] = {}
     for number, line in enumerate(lines[start + 1 :], start + 2):
         words = line.split()
@@ -90,7 +83,8 @@ def _names(line: str) -> list[str]:
     return list(dict.fromkeys(words[:end]))
 
 
-def _row(words: list[str], names: list[str], where: str) -> _Row:
+def _row(words: list[str], names: list[str], where: str) -> tuple[list[str], list[str]]:
+    """The classes of a device's row, and the words behind them."""
     glued = [_CLASS.findall(w) if re.fullmatch(rf"(?:{_CLASS.pattern})+", w) else [w] for w in words[1:]]
     words = [words[0], *(part for parts in glued for part in parts)]
     classes = words[1 : 1 + len(names)]
@@ -100,36 +94,38 @@ def _row(words: list[str], names: list[str], where: str) -> _Row:
     if len(classes) < len(names):
         raise InputError(f"{where}: {len(classes)} of {len(names)} columns are there; {EXPECTED}")
     # Drivers before 2017 called SYS SOC.
-    return _Row(["SYS" if c == "SOC" else c for c in classes], words[1 + len(names) :])
+    return (["SYS" if c == "SOC" else c for c in classes], words[1 + len(names) :])
 
 
 def _layout(
-    names: list[str], gpus: list[str], rows: dict[str, _Row], labels: dict[str, str], where: str
+    names: list[str],
+    gpus: list[str],
+    rows: dict[str, tuple[list[str], list[str]]],
+    labels: dict[str, str],
+    where: str,
 ) -> Layout:
     column = {name: k for k, name in enumerate(names)}
     pairs: dict[tuple[int, int], str] = {}
     notes: list[str] = []
-    for a, one in enumerate(gpus):
-        for b, other in enumerate(gpus[a + 1 :], a + 1):
-            found, back = rows[one].classes[column[other]], rows[other].classes[column[one]]
-            if "X" in (found, back):
+    for a, first in enumerate(gpus):
+        for b, second in enumerate(gpus[a + 1 :], a + 1):
+            way, back = rows[first][0][column[second]], rows[second][0][column[first]]
+            if "X" in (way, back):
                 raise InputError(
-                    f"{where}: {one} and {other} are joined by X, which is a device to itself; {EXPECTED}"
+                    f"{where}: {first} and {second} are joined by X, which is a device to itself; {EXPECTED}"
                 )
-            if found != back:
-                notes.append(f"{one} to {other} is {found}, back it is {back}: the farther one is taken")
-            pairs[a, b] = max(
-                found, back, key=lambda c: (rank_of(c), -int(c[2:]) if c.startswith("NV") else 0)
-            )
+            if way != back:
+                notes.append(f"{first} to {second} is {way}, back it is {back}: the farther one is taken")
+            pairs[a, b] = max(way, back, key=lambda c: (rank_of(c), -int(c[2:]) if c.startswith("NV") else 0))
     nics = []
     for name in names:
         if name in gpus:
             continue
-        classes = [rows[g].classes[column[name]] for g in gpus]
+        classes = [rows[g][0][column[name]] for g in gpus]
         nearest = min((c for c in classes if c != "X"), key=rank_of, default="SYS")
         near = tuple(i for i, c in enumerate(classes) if c == nearest)
         nics.append(Nic(name=labels.get(name, name), near=near, link_class=nearest))
-    numa = _numa([rows[g].rest for g in gpus])
+    numa = _numa([rows[g][1] for g in gpus])
     return Layout(devices=len(gpus), pairs=pairs, numa=numa, nics=tuple(nics), notes=tuple(notes))
 
 

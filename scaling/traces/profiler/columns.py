@@ -103,8 +103,8 @@ def common(a: Spans, b: Spans) -> Spans:
 def _where(a: Spans, b: Spans, code: int) -> Spans:
     if not len(a) or not len(b):
         return a if code == 1 else EMPTY
-    begin, end, found = running(a, b)
-    kept = found == code
+    begin, end, codes = running(a, b)
+    kept = codes == code
     return merged(begin[kept], end[kept])
 
 

@@ -70,17 +70,17 @@ def by_kind(begin: Ints, end: Ints, sent: Sequence[Sent], unit: Ints, compute: S
     once = np.zeros(len(unit), dtype=bool)
     once[np.unique(unit, return_index=True)[1]] = True
     rows: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for row, one in enumerate(sent):
-        rows[one.collective, one.group].append(row)
-    found = {}
+    for row, call in enumerate(sent):
+        rows[call.collective, call.group].append(row)
+    kinds = {}
     windows = len(borders) - 1
-    for key, of in rows.items():
-        spans = merged(begin[of], end[of])
-        step = np.searchsorted(borders, begin[of], side="right") - 1
-        inside = (step >= 0) & (step < windows) & once[of]
-        sizes = [_bytes(sent[row]) for row in of]
-        found[key] = KindColumns(
-            group_size=next((sent[row].group_size for row in of if sent[row].group_size), None),
+    for key, mine in rows.items():
+        spans = merged(begin[mine], end[mine])
+        step = np.searchsorted(borders, begin[mine], side="right") - 1
+        inside = (step >= 0) & (step < windows) & once[mine]
+        sizes = [_bytes(sent[row]) for row in mine]
+        kinds[key] = KindColumns(
+            group_size=next((sent[row].group_size for row in mine if sent[row].group_size), None),
             calls=np.bincount(step[inside], minlength=windows),
             busy=spans.within(borders),
             exposed=minus(spans, compute).within(borders),
@@ -88,7 +88,7 @@ def by_kind(begin: Ints, end: Ints, sent: Sequence[Sent], unit: Ints, compute: S
             if None in sizes
             else np.bincount(step[inside], np.array(sizes, dtype=float)[inside], windows).astype(np.int64),
         )
-    return found
+    return kinds
 
 
 def _bytes(sent: Sent) -> int | None:
@@ -151,10 +151,12 @@ def _device(trace: Trace) -> Parts:
     work = kind != signs.OTHER
     step = _steps_of(launch, trace.steps)
     borders, labels = _windows(gpu, step, work, trace.steps)
-    of = {k: merged(gpu.begin[kind == k], gpu.end[kind == k]) for k in range(3)}
-    compute, sending = of[signs.COMPUTE], of[signs.COMMUNICATION]
+    compute, sending, copies = (
+        merged(gpu.begin[kind == k], gpu.end[kind == k])
+        for k in (signs.COMPUTE, signs.COMMUNICATION, signs.COPY)
+    )
     busy = union(compute, sending)
-    active = union(busy, of[signs.COPY])
+    active = union(busy, copies)
     exposed = minus(sending, compute)
     gaps = minus(Spans(borders[:1], borders[-1:]), active)
     late, waiting = _gaps(gaps, gpu.begin[work], launch[work])
@@ -171,8 +173,8 @@ def _device(trace: Trace) -> Parts:
         "launch": waiting.within(borders),
         "idle": minus(gaps, union(late, waiting)).within(borders),
     }
-    chosen = np.flatnonzero(kind == signs.COMMUNICATION)
-    begin, end, told = gpu.begin[chosen], gpu.end[chosen], [sent[i] for i in chosen]
+    rows = np.flatnonzero(kind == signs.COMMUNICATION)
+    communicated = gpu.begin[rows], gpu.end[rows], [sent[i] for i in rows], unit[rows]
     return Parts(
         device="gpu",
         labels=labels,
@@ -180,11 +182,11 @@ def _device(trace: Trace) -> Parts:
         columns=columns,
         compute=compute,
         exposed=exposed,
-        kinds=by_kind(begin, end, told, unit[chosen], compute, borders),
-        collectives=_collectives(begin, end, told, unit[chosen], borders),
+        kinds=by_kind(*communicated, compute, borders),
+        collectives=_collectives(*communicated, borders),
         stretched=_stretched(trace, kind, sending),
         guessed=guessed,
-        unknown=count(trace.names[gpu.name[i]] for i in chosen if sent[i].collective == signs.UNKNOWN),
+        unknown=count(trace.names[gpu.name[i]] for i in rows if sent[i].collective == signs.UNKNOWN),
     )
 
 
@@ -215,6 +217,7 @@ def _cpu(trace: Trace) -> Parts:
     for name, spans in (("input", waits), ("backward", backward), ("optimizer", optimizer)):
         columns[name] = common(left, spans).within(borders)
         left = minus(left, spans)
+    communicated = begin, end, [c.sent for c in calls], np.arange(len(calls))
     active = union(compute, sending)
     still = minus(Spans(borders[:1], borders[-1:]), active)
     columns |= {
@@ -235,8 +238,8 @@ def _cpu(trace: Trace) -> Parts:
         columns=columns,
         compute=compute,
         exposed=exposed,
-        kinds=by_kind(begin, end, [c.sent for c in calls], np.arange(len(calls)), compute, borders),
-        collectives=_collectives(begin, end, [c.sent for c in calls], np.arange(len(calls)), borders),
+        kinds=by_kind(*communicated, compute, borders),
+        collectives=_collectives(*communicated, borders),
         stretched={},
         guessed={},
         unknown=count("a call" for c in calls if c.sent.collective == signs.UNKNOWN),
@@ -278,10 +281,10 @@ def _windows(
     whole = np.array([gpu.begin[work].min(), gpu.end[work].max()])
     if len(steps) < 2 or not (work & (step >= 0)).any():
         return whole, (steps[0][0] if steps else "whole trace",)
-    known = np.flatnonzero(work & (step >= 0))
-    present, first = np.unique(step[known], return_index=True)
-    begins = np.maximum.accumulate(gpu.begin[known[first]])
-    return np.append(begins, gpu.end[known].max()), tuple(steps[k][0] for k in present)
+    events = np.flatnonzero(work & (step >= 0))
+    present, first = np.unique(step[events], return_index=True)
+    begins = np.maximum.accumulate(gpu.begin[events[first]])
+    return np.append(begins, gpu.end[events].max()), tuple(steps[k][0] for k in present)
 
 
 def _gaps(gaps: Spans, begin: Ints, launch: Ints) -> tuple[Spans, Spans]:
@@ -289,11 +292,10 @@ def _gaps(gaps: Spans, begin: Ints, launch: Ints) -> tuple[Spans, Spans]:
     order = np.lexsort((launch, begin))
     begin, launch = begin[order], launch[order]
     at = np.searchsorted(begin, gaps.end)
-    there = at < len(begin)
-    found = np.where(there, launch[np.minimum(at, len(begin) - 1)], -1)
-    known = found >= 0
-    border = np.clip(found, gaps.begin, gaps.end)[known]
-    return merged(gaps.begin[known], border), merged(border, gaps.end[known])
+    next_launch = np.where(at < len(begin), launch[np.minimum(at, len(begin) - 1)], -1)
+    has_launch = next_launch >= 0
+    border = np.clip(next_launch, gaps.begin, gaps.end)[has_launch]
+    return merged(gaps.begin[has_launch], border), merged(border, gaps.end[has_launch])
 
 
 def _role(host: HostEvents, role: int) -> Spans:

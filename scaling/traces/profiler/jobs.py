@@ -44,20 +44,22 @@ class TracedRanks:
 
 
 def jobs(
-    found: Sequence[RankTrace], problems: Sequence[UnreadFile]
+    files: Sequence[RankTrace], problems: Sequence[UnreadFile]
 ) -> tuple[list[TracedRanks], tuple[str, ...]]:
     """Files by world size and rank; the earlier of two files of one rank is used."""
-    found, alone = _alone(found)
-    said = [f"{p.path}: {p.why}" for p in problems] + alone
-    known = [f for f in found if f.rank is not None]
-    nameless = sorted((f for f in found if f.rank is None), key=lambda f: str(f.path))
-    taken = {f.rank for f in known}
-    free = (r for r in range(len(found) + len(taken)) if r not in taken)
-    placed: list[tuple[int, RankTrace]] = [(f.rank, f) for f in known if f.rank is not None]
+    files, alone = _alone(files)
+    notes = [f"{p.path}: {p.why}" for p in problems] + alone
+    ranked = [f for f in files if f.rank is not None]
+    nameless = sorted((f for f in files if f.rank is None), key=lambda f: str(f.path))
+    used = {f.rank for f in ranked}
+    free = (r for r in range(len(files) + len(used)) if r not in used)
+    placed: list[tuple[int, RankTrace]] = [(f.rank, f) for f in ranked if f.rank is not None]
     for file, rank in zip(nameless, free, strict=False):
         placed.append((rank, file))
-        if len(found) > 1:
-            said.append(f"{file.path}: neither the file nor its name gives a rank; it is used as rank {rank}")
+        if len(files) > 1:
+            notes.append(
+                f"{file.path}: neither the file nor its name gives a rank; it is used as rank {rank}"
+            )
     told = [f.world_size for _, f in placed if f.world_size]
     seen = max([r for r, _ in placed] + [p.rank for p in problems if p.rank is not None], default=-1) + 1
     default = Counter(told).most_common(1)[0][0] if told else max(seen, 1)
@@ -65,29 +67,29 @@ def jobs(
     for rank, file in sorted(placed, key=lambda item: (item[1].started_us, str(item[1].path))):
         ranks = by_size[file.world_size or default]
         if rank in ranks:
-            said.append(f"{file.path}: rank {rank} has an earlier trace, {ranks[rank].path}, which is used")
+            notes.append(f"{file.path}: rank {rank} has an earlier trace, {ranks[rank].path}, which is used")
         else:
             ranks[rank] = file
-    made = []
+    by_world = []
     for size, ranks in sorted(by_size.items()):
         world = max(size, max(ranks) + 1)
-        made.append(
+        by_world.append(
             TracedRanks(world_size=world, ranks=dict(sorted(ranks.items())), warnings=tuple(doubts(ranks)))
         )
-    return made, tuple(said)
+    return by_world, tuple(notes)
 
 
-def _alone(found: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
+def _alone(files: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
     """Beside a job's files, a file without ranks and communication is that of one rank alone."""
-    if not any((f.world_size or 1) > 1 for f in found):
-        return list(found), []
-    made, said = [], []
-    for file in found:
+    if not any((f.world_size or 1) > 1 for f in files):
+        return list(files), []
+    placed, notes = [], []
+    for file in files:
         alone = file.world_size is None and not file.parts.collectives.sent
-        made.append(replace(file, rank=0, world_size=1) if alone else file)
+        placed.append(replace(file, rank=0, world_size=1) if alone else file)
         if alone:
-            said.append(f"{file.path}: holds no ranks and no communication; it is used as a run of one rank")
-    return made, said
+            notes.append(f"{file.path}: holds no ranks and no communication; it is used as a run of one rank")
+    return placed, notes
 
 
 def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
@@ -198,12 +200,12 @@ def table(job: TracedRanks, matched: Matched) -> Table:
         at = [parts.labels.index(s) for s in shared] or list(
             range(min(len(f.parts.labels) for f in job.ranks.values()))
         )
-        own = dict(parts.columns)
+        columns_of_rank = dict(parts.columns)
         if whole:
-            own["moved"], own["waited"] = split(
+            columns_of_rank["moved"], columns_of_rank["waited"] = split(
                 parts.exposed, parts.collectives, matched.released[rank], parts.borders
             )
-        for name, values in own.items():
+        for name, values in columns_of_rank.items():
             columns[name].append(values[at] / 1e6)
     return Table(ranks=ranks, columns={name: np.stack(rows) for name, rows in columns.items()})
 
@@ -227,11 +229,11 @@ def timeline(ranks: Mapping[int, RankTrace], matched: Matched, world_size: int) 
 
 
 def _rank(rank: int, file: RankTrace, matched: Matched, step: int) -> list[Span]:
-    parts, found = file.parts, file.parts.collectives
+    parts, calls = file.parts, file.parts.collectives
     low, high = int(parts.borders[step]), int(parts.borders[step + 1])
     window = Spans(np.array([low]), np.array([high]))
     outside = Spans(np.array([-(1 << 62), high]), np.array([low, 1 << 62]))
-    moves = moving(found, matched.released[rank])
+    moves = moving(calls, matched.released[rank])
     compute, exposed = minus(parts.compute, outside), minus(parts.exposed, outside)
     lanes = {
         "compute": compute,
@@ -241,19 +243,19 @@ def _rank(rank: int, file: RankTrace, matched: Matched, step: int) -> list[Span]
     }
     spans = [
         _span(rank, "compute", name, begin - low, end - low)
-        for name, held in lanes.items()
-        for begin, end in zip(*_coarse(held), strict=True)
+        for name, spans_of_lane in lanes.items()
+        for begin, end in zip(*_coarse(spans_of_lane), strict=True)
     ]
-    inside = np.flatnonzero((found.begin >= low) & (found.begin < high))[:SPANS_MAX]
+    inside = np.flatnonzero((calls.begin >= low) & (calls.begin < high))[:SPANS_MAX]
     for k, row in enumerate(inside):
-        sent = found.sent[row]
+        sent = calls.sent[row]
         spans.append(
             _span(
                 rank,
                 "link",
                 f"{sent.collective} {k}",
-                int(found.begin[row]) - low,
-                int(found.end[row]) - low,
+                int(calls.begin[row]) - low,
+                int(calls.end[row]) - low,
                 sent.bytes,
             )
         )

@@ -93,17 +93,17 @@ def match(
     rows: dict[tuple[str, tuple[int, ...] | None, str], dict[int, list[int]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for rank, found in ranks.items():
-        listed = {name: _listed(groups, rank, name) for name in {sent.group for sent in found.sent}}
-        for row, sent in enumerate(found.sent):
-            step = int(found.step[row])
+    for rank, calls in ranks.items():
+        listed = {name: _listed(groups, rank, name) for name in {sent.group for sent in calls.sent}}
+        for row, sent in enumerate(calls.sent):
+            step = int(calls.step[row])
             if 0 <= step < len(labels[rank]):
                 rows[sent.group, listed[sent.group], labels[rank][step]][rank].append(row)
     blocks: list[_Block] = []
     reasons: dict[str, int] = defaultdict(int)
     order = {label: k for k, label in enumerate(shared_steps(labels.values()))}
-    for (group, known, label), members in rows.items():
-        expected = known or _members(members, ranks, world_size)
+    for (group, listed_ranks, label), members in rows.items():
+        expected = listed_ranks or _members(members, ranks, world_size)
         absent = [r for r in expected if r not in members]
         many = max(map(len, members.values()))
         if absent:
@@ -123,19 +123,23 @@ def match(
         if places:
             blocks.append(_block(order.get(label, -1), group, expected, places, ranks))
     shift = _shifts(blocks, clocks)
-    released = {rank: np.full(len(found.sent), np.nan) for rank, found in ranks.items()}
+    released = {rank: np.full(len(calls.sent), np.nan) for rank, calls in ranks.items()}
     instances: list[Instance] = []
     for block in blocks:
-        made = _instances(block, np.array([shift[r] for r in block.ranks]))
-        instances += made
+        matched = _instances(block, np.array([shift[r] for r in block.ranks]))
+        instances += matched
         for k, rank in enumerate(block.ranks):
-            released[rank][block.rows[:, k]] = np.array([one.released for one in made]) - shift[rank]
-    said = tuple(
+            released[rank][block.rows[:, k]] = (
+                np.array([instance.released for instance in matched]) - shift[rank]
+            )
+    unmatched = tuple(
         f"{count} collectives: waiting cannot be separated from transfer: {why}"
         for why, count in reasons.items()
     )
     return Matched(
-        instances=tuple(sorted(instances, key=lambda i: (i.step, i.rows))), unmatched=said, released=released
+        instances=tuple(sorted(instances, key=lambda i: (i.step, i.rows))),
+        unmatched=unmatched,
+        released=released,
     )
 
 
@@ -143,10 +147,10 @@ def _listed(
     groups: Mapping[int, Mapping[str, tuple[int, ...]]], rank: int, name: str
 ) -> tuple[int, ...] | None:
     """Members of a rank's group by its own list, else by the only list of other ranks that contains it."""
-    own = groups.get(rank, {}).get(name)
-    if own:
-        return own
-    others = {found for one in groups.values() if (found := one.get(name)) and rank in found}
+    mine = groups.get(rank, {}).get(name)
+    if mine:
+        return mine
+    others = {members for lists in groups.values() if (members := lists.get(name)) and rank in members}
     return others.pop() if len(others) == 1 else None
 
 
@@ -165,7 +169,7 @@ def _lined_up(
     """Rows of each instance, one a rank; None where ranks disagree."""
     numbers = {r: [ranks[r].sent[i].seq for i in rows] for r, rows in members.items()}
     ordered = dict(members)
-    if all(n is not None for of in numbers.values() for n in of):
+    if all(n is not None for seqs in numbers.values() for n in seqs):
         ordered = {
             r: [row for _, row in sorted(zip(numbers[r], rows, strict=True))] for r, rows in members.items()
         }
@@ -265,17 +269,17 @@ def _instances(block: _Block, shift: Ints) -> list[Instance]:
     ]
 
 
-def moving(found: Collectives, released: Floats) -> Spans:
+def moving(calls: Collectives, released: Floats) -> Spans:
     """Instants on which a matched collective of this rank moves data: every rank has begun it."""
-    known = np.isfinite(released)
-    begin = np.maximum(found.begin[known], released[known].astype(np.int64))
-    return merged(begin, found.end[known])
+    matched = np.isfinite(released)
+    begin = np.maximum(calls.begin[matched], released[matched].astype(np.int64))
+    return merged(begin, calls.end[matched])
 
 
-def split(exposed: Spans, found: Collectives, released: Floats, borders: Ints) -> tuple[Ints, Ints]:
+def split(exposed: Spans, calls: Collectives, released: Floats, borders: Ints) -> tuple[Ints, Ints]:
     """(transfer, wait) of the exposed communication in each window, ns.
 
     An instant on which any collective moves data is transfer. Complete only where every collective was matched.
     """
-    moved = common(exposed, moving(found, released)).within(borders)
+    moved = common(exposed, moving(calls, released)).within(borders)
     return moved, exposed.within(borders) - moved

@@ -147,20 +147,22 @@ def _listed(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _described(trace: Trace) -> dict[str, str]:
-    found = {str(group.get("pg_name", "")): group.get("pg_desc") for group in _listed(trace)}
+    descriptions = {str(group.get("pg_name", "")): group.get("pg_desc") for group in _listed(trace)}
     return {
-        name: said for name, said in found.items() if isinstance(said, str) and said not in ("", "undefined")
+        name: text
+        for name, text in descriptions.items()
+        if isinstance(text, str) and text not in ("", "undefined")
     }
 
 
 def _groups(trace: Trace) -> dict[str, tuple[int, ...]]:
     """Members of the process groups that the trace lists."""
-    found = {}
+    groups = {}
     for group in _listed(trace):
         members = group.get("ranks")
         if isinstance(members, list) and members and all(isinstance(r, int) for r in members):
-            found[str(group.get("pg_name", ""))] = tuple(members)
-    return found
+            groups[str(group.get("pg_name", ""))] = tuple(members)
+    return groups
 
 
 BY_NAME = -1
@@ -183,8 +185,8 @@ class _Roles(dict[str, int]):
     """The role of each name, found once."""
 
     def __missing__(self, name: str) -> int:
-        self[name] = found = signs.role(name)
-        return found
+        self[name] = role = signs.role(name)
+        return role
 
 
 @dataclass(slots=True)

@@ -90,7 +90,7 @@ def of_torch(name: str) -> bool:
 def collective_of(name: str) -> str:
     """The collective in a name, as torch calls it; `unknown` where there is none."""
     plain = name.split("(", maxsplit=1)[0]
-    return next((known for known, pattern in _WHICH if pattern.search(plain)), UNKNOWN)
+    return next((collective for collective, pattern in _WHICH if pattern.search(plain)), UNKNOWN)
 
 
 def annotated(name: str) -> bool:
@@ -172,20 +172,22 @@ def _elements(dims: bytes) -> float | None:
         return sum(count(inner) for inner in shape if isinstance(inner, list))
 
     try:
-        found = json.loads(dims)
-        return count(found) if isinstance(found, list) else None
+        shape = json.loads(dims)
+        return count(shape) if isinstance(shape, list) else None
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
 
 
 def launched(trace: Trace) -> tuple[Ints, Ints]:
     """When and by which thread each event of the device was launched; -1 where unknown."""
-    known, wanted = trace.launches["correlation"], trace.gpu.correlation
-    if not len(known):
+    ids, wanted = trace.launches["correlation"], trace.gpu.correlation
+    if not len(ids):
         return np.full(len(wanted), -1), np.full(len(wanted), -1)
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    there = known[at] == wanted
-    return np.where(there, trace.launches["begin"][at], -1), np.where(there, trace.launches["thread"][at], -1)
+    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    matches = ids[at] == wanted
+    return np.where(matches, trace.launches["begin"][at], -1), np.where(
+        matches, trace.launches["thread"][at], -1
+    )
 
 
 def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[Sent], Ints, dict[str, int]]:
@@ -217,8 +219,8 @@ def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[
         above = trace.calls[call[i]].sent if call[i] >= 0 else None
         by_name = Sent(collective=collective_of(names[gpu.name[i]]))
         # Point-to-point kernels also carry all_to_all, so the host's annotation is preferred.
-        found = told or above or by_name
-        sent[i] = by_name if found.collective == UNKNOWN and found.bytes is None else found
+        sent_by = told or above or by_name
+        sent[i] = by_name if sent_by.collective == UNKNOWN and sent_by.bytes is None else sent_by
     return kind, sent, unit, guessed
 
 
@@ -247,9 +249,9 @@ def _units(gpu: DeviceEvents, carries: NDArray[np.bool_], call: Ints) -> Ints:
         keys = np.where(
             call[rows] >= 0, -2 - call[rows], np.where(gpu.correlation[rows] > 0, gpu.correlation[rows], -1)
         )
-        known = keys != -1
-        _, first, which = np.unique(keys[known], return_index=True, return_inverse=True)
-        unit[rows[known]] = rows[known][first][which]
+        keyed = keys != -1
+        _, first, which = np.unique(keys[keyed], return_index=True, return_inverse=True)
+        unit[rows[keyed]] = rows[keyed][first][which]
     return unit
 
 
@@ -277,7 +279,7 @@ def _lanes(gpu: DeviceEvents, sending: Ints, kernels: Ints) -> Ints:
 
 def count(names: Iterable[str]) -> dict[str, int]:
     """How often each name occurs."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
-        found[name] = found.get(name, 0) + 1
-    return found
+        counts[name] = counts.get(name, 0) + 1
+    return counts

@@ -162,45 +162,45 @@ class TraceStream:
         """Events that are left out because a field has a type that no trace uses."""
 
     def __iter__(self) -> Iterator[list[TraceEvent | Other]]:
-        for found in self._decoded():
-            self.events += len(found)
-            yield found
+        for batch in self._decoded():
+            self.events += len(batch)
+            yield batch
 
     def _decoded(self) -> Iterator[list[TraceEvent | Other]]:
         unread = pieces(self.path)
-        held, tried = b"", 0
+        pending, tried = b"", 0
         for more in itertools.chain((self._head(unread),), unread):
-            held = held.lstrip(_BETWEEN)  # after a cut the comma is still there
-            piece = more if held else more.lstrip(_BETWEEN)
+            pending = pending.lstrip(_BETWEEN)  # after a cut the comma is still there
+            piece = more if pending else more.lstrip(_BETWEEN)
             cut = _last_border(piece)
             if (
-                cut is None or len(held) < 2 * tried
+                cut is None or len(pending) < 2 * tried
             ):  # a long event is looked through a few times, not at each piece
-                held += piece
+                pending += piece
             else:
                 try:
-                    found = _EVENTS.decode(b"".join((b"[", held, memoryview(piece)[:cut], b"]")))
+                    batch = _EVENTS.decode(b"".join((b"[", pending, memoryview(piece)[:cut], b"]")))
                 except _NO_EVENTS:
-                    held += piece
-                    cut, closed = _exact(held)
+                    pending += piece
+                    cut, closed = _exact(pending)
                     if closed:
                         break
-                    yield self._patient(held[:cut])
-                    held = held[cut:]
-                    tried = 0 if cut else len(held)
+                    yield self._patient(pending[:cut])
+                    pending = pending[cut:]
+                    tried = 0 if cut else len(pending)
                 else:
-                    yield found
-                    held, tried = piece[cut:], 0
-            if len(held) > EVENT_MAX:
-                cut, closed = _exact(held)
+                    yield batch
+                    pending, tried = piece[cut:], 0
+            if len(pending) > EVENT_MAX:
+                cut, closed = _exact(pending)
                 if closed:
                     break
                 if not cut:
                     raise DamagedError(f"one event is longer than {EVENT_MAX >> 20} MiB")
-                yield self._patient(held[:cut])
-                held, tried = held[cut:], 0
-        tail = [held]
-        length = len(held)
+                yield self._patient(pending[:cut])
+                pending, tried = pending[cut:], 0
+        tail = [pending]
+        length = len(pending)
         for piece in unread:
             tail.append(piece)
             length += len(piece)
@@ -236,10 +236,10 @@ class TraceStream:
                 return bytes(buffer).lstrip(_LEAD)[1:].lstrip(_BETWEEN)
             if start[:1] not in (b"{", b""):
                 break
-            found = _OPENING.search(buffer, seen)
-            if found:
-                self.meta = _meta(bytes(buffer[: found.end()]).lstrip(_LEAD) + b"]}")
-                return bytes(buffer[found.end() :]).lstrip(_BETWEEN)
+            opening = _OPENING.search(buffer, seen)
+            if opening:
+                self.meta = _meta(bytes(buffer[: opening.end()]).lstrip(_LEAD) + b"]}")
+                return bytes(buffer[opening.end() :]).lstrip(_BETWEEN)
             if len(buffer) > GROWN_MAX:
                 raise DamagedError(f"what precedes the events is longer than {GROWN_MAX >> 20} MiB")
         if not buffer.strip():
@@ -261,8 +261,8 @@ class TraceStream:
         rest = buffer[cut:].lstrip().removeprefix(b"]")
         if rest.strip() not in (b"", b"}"):
             late = _meta(b"{" + rest.lstrip(b", \t\r\n"))
-            known = {f: getattr(late, f) or getattr(self.meta, f) for f in Meta.__struct_fields__}
-            self.meta = Meta(**known)
+            keys = {f: getattr(late, f) or getattr(self.meta, f) for f in Meta.__struct_fields__}
+            self.meta = Meta(**keys)
         return self._patient(buffer[:cut])
 
     def _patient(self, text: bytes) -> list[TraceEvent | Other]:
@@ -279,14 +279,14 @@ class TraceStream:
             raise DamagedError("its events are nested without end") from None
         except ValueError as error:
             raise DamagedError(f"its events are not JSON ({error})") from None
-        found: list[TraceEvent | Other] = []
+        batch: list[TraceEvent | Other] = []
         for item in loose:
             other = isinstance(item, dict) and item.get("ph") != "X"
             try:
-                found.append(Other() if other else msgspec.convert(_plain(item), TraceEvent))
+                batch.append(Other() if other else msgspec.convert(_plain(item), TraceEvent))
             except (msgspec.ValidationError, RecursionError):
                 self.odd += 1
-        return found
+        return batch
 
 
 _RAW = ("args", "Input Dims", "Input type")

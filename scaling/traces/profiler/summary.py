@@ -7,12 +7,15 @@ Name what takes the step's time, by rules over its parts. Traces hold no baselin
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from scaling.analysis.invariants import within
+from scaling.analysis.network import links
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -29,13 +32,14 @@ from scaling.analysis.results import (
 from scaling.analysis.results.measured import Measured, mean_of
 from scaling.analysis.results.traces import Traced, TracedRank
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
-from scaling.settings.plan import TRACE, Plan
+from scaling.settings.plan import TRACE, Plan, make_plan
+from scaling.settings.run import Measure, Model, Spec
 from scaling.settings.topology import BACKEND_OF, CPU, GPU, Topology
-from scaling.traces.kinds import described
 from scaling.traces.profiler.jobs import UNSEEN, Table, TracedRanks, jobs, listed, measured, table, timeline
 from scaling.traces.profiler.match import Matched, RankClock, match
 from scaling.traces.profiler.read import RankTrace, UnreadFile
 from scaling.traces.profiler.traffic import collectives, dilation, kinds, straggler, traffic
+from scaling.version import __version__
 
 LARGE_BYTES = 1 << 18
 """Bandwidth limits larger messages, latency smaller ones."""
@@ -52,13 +56,13 @@ def verdicts(point: Point, traced: Traced, job: TracedRanks) -> tuple[Verdict, .
     if job.unseen:
         return (undecided(point, f"rank {listed(job.unseen)}: {UNSEEN}"),)
     no_workers = any(file.no_workers for file in job.ranks.values())
-    found = [
+    causes = [
         named(cause, point, share, evidence, remedies)
         for cause, share, evidence, remedies in _causes(point, traced, step, no_workers=no_workers)
         if share.value > NOTABLE and share.least > 0
     ]
-    if found:
-        return tuple(sorted(found, key=lambda v: -(v.share.value if v.share else 0)))
+    if causes:
+        return tuple(sorted(causes, key=lambda v: -(v.share.value if v.share else 0)))
     why = "no part of the step but compute takes more than 3 % of it"
     return (undecided(point, why, confidence="medium"),)
 
@@ -66,11 +70,11 @@ def verdicts(point: Point, traced: Traced, job: TracedRanks) -> tuple[Verdict, .
 def _causes(
     point: Point, traced: Traced, step: Measured, *, no_workers: bool
 ) -> list[tuple[str, Measured, tuple[str, ...], tuple[Remedy, ...]]]:
-    found = []
+    causes = []
 
     def add(cause: str, ms: Measured | None, evidence: tuple[str, ...], *remedies: Remedy) -> None:
         if ms is not None:
-            found.append((cause, ms * (1 / step.value), evidence, remedies))
+            causes.append((cause, ms * (1 / step.value), evidence, remedies))
 
     parts = point.parts_ms
     if point.straggler is not None:
@@ -149,36 +153,76 @@ def _causes(
             )
         else:
             add("input", parts.input, (waits,))
-    return found
+    return causes
 
 
-def trace_plan(made: Sequence[TracedRanks], batch: int | None, name: str, found: Sequence[RankTrace]) -> Plan:
-    """A plan with the model's name, the topology and the world sizes, as far as the traces show them."""
-    files = [f for job in made for f in job.ranks.values()]
-    hosts = max(len({f.host for f in job.ranks.values() if f.host}) or 1 for job in made)
-    largest = max(job.world_size for job in made)
-    devices = Counter(f.device_name for f in files if f.device_name)
-    backends = Counter(f.backend for f in files if f.backend)
-    device = GPU if any(f.parts.device == "gpu" for f in files) else CPU
-    used = GPU if any(f.unseen for f in files) else device
-    return described(
-        TRACE,
-        (str(f.path) for f in found),
-        model=name,
+def _plan(traced: Sequence[TracedRanks], batch: int | None, name: str, files: Sequence[RankTrace]) -> Plan:
+    """A plan with the model's name, the topology and the world sizes, as far as the traces show them.
+
+    It describes what ran, for reports and comparisons: there are no records behind it.
+    """
+    used = [f for job in traced for f in job.ranks.values()]
+    hosts = max(_hosts(job) or 1 for job in traced)
+    largest = max(job.world_size for job in traced)
+    devices = Counter(f.device_name for f in used if f.device_name)
+    backends = Counter(f.backend for f in used if f.backend)
+    device = GPU if any(f.parts.device == "gpu" for f in used) else CPU
+    backend = BACKEND_OF[GPU if any(f.unseen for f in used) else device]
+    begun = dt.datetime.now(tz=dt.timezone.utc).astimezone()
+    salt = hashlib.sha256("".join(str(f.path) for f in files).encode("utf-8", "replace")).hexdigest()[:8]
+    spec = Spec(
+        model=Model(name=name, target=TRACE, args={"batch": batch} if batch else {}),
         topology=Topology(
             name=devices.most_common(1)[0][0] if devices else "trace",
             kind="local",
             hosts=hosts,
             ranks_per_host=-(-largest // hosts),
             device=device,
-            backend=backends.most_common(1)[0][0] if backends else BACKEND_OF[used],
+            backend=backends.most_common(1)[0][0] if backends else backend,
             note="from profiler traces" + ("" if batch else "; the traces do not hold the samples of a step"),
         ),
-        world_sizes=tuple(job.world_size for job in made),
+        world_sizes=tuple(job.world_size for job in traced),
+        mode="weak",
         batch_per_rank=batch or 0,
         global_batch=(batch or 0) * largest,
-        steps=max(len(f.parts.labels) for f in files),
+        precision="as traced",
+        measure=Measure(
+            name=TRACE,
+            rounds_min=1,
+            rounds_max=1,
+            steps=max(len(f.parts.labels) for f in used),
+            lead_in=0,
+            warmup_max=0,
+            target_half_width=None,
+            budget_s=0.0,
+            fabric_bytes_max=0,
+            step_timeout_s=0.0,
+        ),
     )
+    created = begun.isoformat(timespec="seconds")
+    return make_plan(
+        spec, run_id=f"{begun:%Y%m%d-%H%M%S}-{salt}", created=created, version=__version__, source=TRACE
+    )
+
+
+def _hosts(job: TracedRanks) -> int | None:
+    """Hosts that the traces name; None where they name none."""
+    return len({f.host for f in job.ranks.values() if f.host}) or None
+
+
+def _beside(job: TracedRanks, traced: Traced) -> tuple[str, ...]:
+    """Collectives beside what others reach, of groups whose hosts are known: all ranks, or those of a single host."""
+    names = {f.device_name for f in job.ranks.values()}
+    hosts = None if any(f.host is None for f in job.ranks.values()) else _hosts(job)
+    name = names.pop() if len(names) == 1 else None
+    if name is None or hosts is None:
+        return ()
+    points = (
+        (c.collective, c.group_size, hosts, c.bytes, c.busbw_gbit_s.value / 8)
+        for c in traced.collectives
+        if c.bytes and c.busbw_gbit_s is not None and (hosts == 1 or c.group_size == job.world_size)
+    )
+    return links.beside_best(name, points)
 
 
 PROFILED = (
@@ -188,22 +232,24 @@ PROFILED = (
 
 
 def analyse(
-    found: Sequence[RankTrace],
+    files: Sequence[RankTrace],
     problems: Sequence[UnreadFile],
     *,
     batch: int | None = None,
     name: str = "trace",
 ) -> tuple[Analysis, Plan, tuple[Timeline, ...]]:
     """The contents of analysis.json, a plan that describes the run, and a typical step of each world size."""
-    made, said = jobs(found, problems)
-    matched = {job.world_size: _match(job) for job in made}
-    tables = {job.world_size: table(job, matched[job.world_size]) for job in made}
-    traced = tuple(_traced(job, matched[job.world_size], tables[job.world_size]) for job in made)
+    worlds, notes = jobs(files, problems)
+    matched = {job.world_size: _match(job) for job in worlds}
+    tables = {job.world_size: table(job, matched[job.world_size]) for job in worlds}
+    traced = tuple(_traced(job, matched[job.world_size], tables[job.world_size]) for job in worlds)
     base = min((t for t in tables.items()), default=None, key=lambda item: item[0])
-    points = tuple(_point(job, matched[job.world_size], tables[job.world_size], base, batch) for job in made)
-    plan = trace_plan(made, batch, name, found)
-    warnings = [*said, PROFILED]
-    for job in made:
+    points = tuple(
+        _point(job, matched[job.world_size], tables[job.world_size], base, batch) for job in worlds
+    )
+    plan = _plan(worlds, batch, name, files)
+    warnings = [*notes, PROFILED]
+    for job in worlds:
         if job.missing:
             warnings.append(
                 f"INCOMPLETE: {len(job.missing)} of {job.world_size} ranks have no readable trace "
@@ -232,27 +278,27 @@ def analyse(
             launches=1,
         ),
         points=points,
-        fabric=Fabric(),
+        fabric=Fabric(others=tuple(t for j, c in zip(worlds, traced, strict=True) for t in _beside(j, c))),
         inference=(),
-        verdicts=tuple(v for p, t, j in zip(points, traced, made, strict=True) for v in verdicts(p, t, j)),
+        verdicts=tuple(v for p, t, j in zip(points, traced, worlds, strict=True) for v in verdicts(p, t, j)),
         quality=Quality(
             contended_blocks=0,
-            dropped_samples=sum(f.absurd + f.odd for f in found),
+            dropped_samples=sum(f.absurd + f.odd for f in files),
             clock_bound_us=None,
             warnings=tuple(warnings),
         ),
-        trials=tuple(_outcome(job) for job in made),
+        trials=tuple(_outcome(job) for job in worlds),
         trace=traced,
     )
-    drawn = tuple(timeline(job.ranks, matched[job.world_size], job.world_size) for job in made)
+    drawn = tuple(timeline(job.ranks, matched[job.world_size], job.world_size) for job in worlds)
     return within(analysis), plan, drawn
 
 
 def _match(job: TracedRanks) -> Matched:
     groups = {rank: dict(file.groups) for rank, file in job.ranks.items()}
-    for known in groups.values():
-        if len(known) == 1:  # a collective without a group belongs to the only group
-            known[""] = next(iter(known.values()))
+    for members in groups.values():
+        if len(members) == 1:  # a collective without a group belongs to the only group
+            members[""] = next(iter(members.values()))
     first = min(f.started_us for f in job.ranks.values())
     return match(
         {r: f.parts.collectives for r, f in job.ranks.items()},
@@ -266,29 +312,24 @@ def _match(job: TracedRanks) -> Matched:
     )
 
 
-def _traced(job: TracedRanks, matched: Matched, table: Table) -> Traced:
-    def of(name: str, rank: int) -> Measured:
-        found = table.of(name, rank)
-        assert found is not None
-        return found
+_COLUMNS = {
+    "step": "window",
+    "exposed_transfer": "moved",
+    "exposed_skew": "waited",
+    **{name: name for name in ("compute", "exposed", "hidden", "copies", "input", "host", "launch", "idle")},
+}
+"""Part of a rank's step -> its column."""
 
+
+def _traced(job: TracedRanks, matched: Matched, table: Table) -> Traced:
+    steps = table.columns["window"].shape[1]
     ranks = tuple(
         TracedRank(
             rank=r,
             file=str(f.path),
-            steps=table.columns["window"].shape[1],
+            steps=steps,
             events=f.events,
-            step_ms=of("window", r),
-            compute_ms=of("compute", r),
-            exposed_ms=of("exposed", r),
-            exposed_transfer_ms=table.of("moved", r),
-            exposed_skew_ms=table.of("waited", r),
-            hidden_ms=of("hidden", r),
-            copies_ms=of("copies", r),
-            input_ms=of("input", r),
-            host_ms=of("host", r),
-            launch_ms=of("launch", r),
-            idle_ms=of("idle", r),
+            **{f"{part}_ms": table.of(column, r) for part, column in _COLUMNS.items()},  # type: ignore[arg-type]
         )
         for r, f in job.ranks.items()
     )
@@ -315,27 +356,23 @@ def _point(
     step = table.mean("window")
     assert step is not None
 
-    def part(name: str) -> Measured | None:
-        return table.mean(name)
-
     rest = table.columns["host"] + table.columns["launch"] + table.columns["idle"] + table.columns["copies"]
     n = job.world_size
     complete = not job.missing and not job.unseen
     parts = StepParts(
-        input=part("input"),
-        forward=part("forward"),
-        backward=part("backward"),
-        exposed_transfer=part("moved") if n > 1 else None,
-        exposed_skew=part("waited") if n > 1 else None,
-        optimizer=part("optimizer"),
+        input=table.mean("input"),
+        forward=table.mean("forward"),
+        backward=table.mean("backward"),
+        exposed_transfer=table.mean("moved") if n > 1 else None,
+        exposed_skew=table.mean("waited") if n > 1 else None,
+        optimizer=table.mean("optimizer"),
         host=measured(rest.mean(axis=0)),
     )
     scale = base[1].mean("window") if base and base[0] < n and complete else None
     efficiency = Measured(scale.value / step.value, n=min(scale.n, step.n)) if scale else None
-    hosts = len({f.host for f in job.ranks.values() if f.host}) or 1
     return Point(
         world_size=n,
-        hosts=hosts,
+        hosts=_hosts(job) or 1,
         status="done" if complete else "incomplete",
         step_ms=step,
         samples_per_s=None if batch is None else batch * n * 1e3 / step,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scaling.analysis.network.ring import SHARED, WHOLE, bus_factor
 from scaling.analysis.results import Bucket, Comm, Straggler
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.traces import Dilation, TracedCollective, TracedKind
@@ -18,112 +19,96 @@ from scaling.traces.profiler.decompose import KindColumns
 from scaling.traces.profiler.jobs import Floats, Table, TracedRanks, measured
 from scaling.traces.profiler.match import Instance, Matched
 
-FACTORS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-}
-"""busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
-
 
 def collectives(matched: Matched) -> tuple[TracedCollective, ...]:
     """Each collective, group and size, the longest first."""
-    kinds: dict[tuple[str, str, int, int | None], list[int]] = defaultdict(list)
-    for index, one in enumerate(matched.instances):
-        kinds[one.collective, one.group, len(one.ranks), one.bytes].append(index)
+    kinds: dict[tuple[str, str, int, int | None], list[Instance]] = defaultdict(list)
+    for instance in matched.instances:
+        kinds[instance.collective, instance.group, len(instance.ranks), instance.bytes].append(instance)
     rows = []
-    for (collective, group, size, nbytes), indices in kinds.items():
-        of = [matched.instances[i] for i in indices]
-        time = measured(float((i.end - i.begin).mean()) / 1e3 for i in of)
-        transfer = measured(i.transfer / 1e3 for i in of)
-        skew = measured(float(i.wait.mean()) / 1e3 for i in of)
+    for (collective, group, size, nbytes), instances in kinds.items():
+        time = measured(float((i.end - i.begin).mean()) / 1e3 for i in instances)
+        transfer = measured(i.transfer / 1e3 for i in instances)
         assert time is not None
         assert transfer is not None
+        skew = measured(float(i.wait.mean()) / 1e3 for i in instances)
         assert skew is not None
-        late, often = Counter(i.late for i in of).most_common(1)[0]
-        algbw = _rate(transfer, nbytes, 1.0)
-        factor = FACTORS[collective](size) if collective in FACTORS and size > 1 else None
+        late, often = Counter(i.late for i in instances).most_common(1)[0]
+        algbw, busbw = rates(transfer, nbytes, size, collective)
         rows.append(
             TracedCollective(
                 collective=collective,
                 group=group,
                 group_size=size,
                 bytes=nbytes,
-                count=len(of),
+                count=len(instances),
                 time_us=time,
                 transfer_us=transfer,
                 skew_us=skew,
                 algbw_gbit_s=algbw,
-                busbw_gbit_s=None if factor is None else _rate(transfer, nbytes, factor),
+                busbw_gbit_s=busbw,
                 late_rank=late,
-                late_share=often / len(of),
+                late_share=often / len(instances),
             )
         )
     return tuple(sorted(rows, key=lambda r: -r.time_us.value * r.count))
 
 
+def rates(
+    transfer: Measured, nbytes: int | None, ranks: int, collective: str
+) -> tuple[Measured | None, Measured | None]:
+    """algbw and busbw in Gbit/s of `nbytes` in `transfer` us; None where they cannot be known."""
+    if nbytes is None or transfer.value <= 0:
+        return None, None
+    algbw = nbytes * 8 / transfer / 1e3
+    if collective not in WHOLE and (collective not in SHARED or ranks < 2):
+        return algbw, None
+    return algbw, bus_factor(ranks, collective) * nbytes * 8 / transfer / 1e3
+
+
 def kinds(job: TracedRanks) -> tuple[TracedKind, ...]:
     """All ranks together, over the windows that all have."""
     windows = min(len(file.parts.labels) for file in job.ranks.values())
-    found: dict[tuple[str, str, int | None], list[KindColumns]] = defaultdict(list)
+    by_kind: dict[tuple[str, str, int | None], list[KindColumns]] = defaultdict(list)
     for file in job.ranks.values():
         described = list(file.described.values())
         for (collective, group), columns in file.parts.kinds.items():
             members = file.groups.get(group)
             size = columns.group_size or (len(members) if members else None)
-            said = file.described.get(group, "")
-            name = said if described.count(said) == 1 and said else group
-            found[collective, name, size].append(columns)
-    made = [_kind(*key, rows, windows) for key, rows in found.items()]
-    return tuple(sorted(made, key=lambda k: -k.busy_ms.value))
+            purpose = file.described.get(group, "")
+            name = purpose if described.count(purpose) == 1 and purpose else group
+            by_kind[collective, name, size].append(columns)
+    traced = (_kind(*key, rows, windows) for key, rows in by_kind.items())
+    return tuple(sorted(traced, key=lambda k: -k.busy_ms.value))
 
 
 def _kind(collective: str, group: str, size: int | None, rows: list[KindColumns], windows: int) -> TracedKind:
     def mean(columns: Sequence[Ints], scale: float) -> Measured:
-        found = measured(np.mean([c[:windows] for c in columns], axis=0) / scale)
-        assert found is not None
-        return found
+        value = measured(np.mean([c[:windows] for c in columns], axis=0) / scale)
+        assert value is not None
+        return value
 
-    busy, exposed = [r.busy for r in rows], [r.exposed for r in rows]
-    calls, spent, bare = mean([r.calls for r in rows], 1.0), mean(busy, 1e6), mean(exposed, 1e6)
-    hidden = mean([b - e for b, e in zip(busy, exposed, strict=True)], 1e6)
-    sizes = [r.bytes for r in rows]
-    known = [s[:windows] for s in sizes if s is not None]
+    sizes = [r.bytes[:windows] for r in rows if r.bytes is not None]
     return TracedKind(
         collective=collective,
         group=group,
         group_size=size,
-        calls=calls,
-        bytes=round(float(np.mean(known))) if len(known) == len(sizes) else None,
-        busy_ms=spent,
-        exposed_ms=bare,
-        hidden_ms=hidden,
+        calls=mean([r.calls for r in rows], 1.0),
+        bytes=round(float(np.mean(sizes))) if len(sizes) == len(rows) else None,
+        busy_ms=mean([r.busy for r in rows], 1e6),
+        exposed_ms=mean([r.exposed for r in rows], 1e6),
+        hidden_ms=mean([r.busy - r.exposed for r in rows], 1e6),
     )
-
-
-def _rate(transfer: Measured, nbytes: int | None, factor: float) -> Measured | None:
-    """Gbit/s of `nbytes` in `transfer` us."""
-    if nbytes is None or transfer.value <= 0:
-        return None
-    return factor * nbytes * 8 / transfer / 1e3
 
 
 def _busy_ns(instances: Sequence[Instance], ranks: Sequence[int]) -> int:
     """Sum over ranks of the time on which each moved data. Transfers at once share the rank's link and count once."""
-    return sum(_busy_of([i for i in instances if rank in i.ranks]) for rank in ranks)
 
+    def busy(mine: Sequence[Instance]) -> int:
+        begin = np.array([i.released for i in mine], dtype=np.int64)
+        return int(merged(begin, begin + np.array([i.transfer for i in mine], dtype=np.int64)).length)
 
-def _busy_of(instances: Sequence[Instance]) -> int:
-    released = np.array([i.released for i in instances], dtype=np.int64)
-    transfer = np.array([i.transfer for i in instances], dtype=np.int64)
-    return int(merged(released, released + transfer).length)
-
-
-def _over_links(reduced: Instance) -> float:
-    """Bytes of an all-reduce over the links of all its ranks together."""
-    n = len(reduced.ranks)
-    return 2.0 * (n - 1) * (reduced.bytes or 0)  # n times the factor
+    return sum(busy([i for i in instances if rank in i.ranks]) for rank in ranks)
 
 
 def dilation(job: TracedRanks) -> Dilation | None:
@@ -152,19 +137,21 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
     if not reduces:
         return None
     by_step: dict[int, list[int]] = defaultdict(list)
-    for index, one in enumerate(reduces):
-        by_step[one.step].append(index)
+    for index, reduced in enumerate(reduces):
+        by_step[reduced.step].append(index)
     per_step = list(by_step.values())
     alike = len({tuple(reduces[i].bytes for i in row) for row in per_step}) == 1
-    rates, hidden = [], []
+    busbw, hidden = [], []
     for row in per_step:
         moved = _busy_ns([reduces[i] for i in row], table.ranks)
         if moved:  # groups without a common rank share no link, so the rate is that of a rank
-            rates.append(sum(_over_links(reduces[i]) for i in row) * 8 / moved)
+            # An all-reduce moves n times the factor 2 (n-1)/n of its bytes over the links of its ranks together.
+            over_links = sum(2.0 * (len(reduces[i].ranks) - 1) * (reduces[i].bytes or 0) for i in row)
+            busbw.append(over_links * 8 / moved)
     if "moved" in table.columns:
         in_step: dict[int, list[Instance]] = defaultdict(list)
-        for one in shown:
-            in_step[one.step].append(one)
+        for instance in shown:
+            in_step[instance.step].append(instance)
         for k in range(steps):
             ms = _busy_ns(in_step[k], table.ranks) / 1e6
             if ms:
@@ -182,7 +169,7 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
     return Comm(
         bytes_per_step=round(total / len(per_step) / len(table.ranks)),
         buckets=buckets,
-        busbw_gbit_s=measured(rates),
+        busbw_gbit_s=measured(busbw),
         curve_share=None,
         nominal_share=None,
         hidden_share=measured(hidden),
@@ -204,10 +191,10 @@ def straggler(job: TracedRanks, matched: Matched, table: Table, step: Measured) 
     steps = table.columns["window"].shape[1]
     blamed: dict[int, Floats] = defaultdict(lambda: np.zeros(steps))
     skew: dict[int, Floats] = defaultdict(lambda: np.zeros(steps))
-    shown = [one for one in matched.instances if 0 <= one.step < steps]
-    for one, cost in zip(shown, _exposed_waits(shown, job), strict=True):
-        blamed[one.late][one.step] += cost / 1e6
-        skew[one.late][one.step] += float(one.wait.sum()) / max(len(one.ranks) - 1, 1) / 1e6
+    shown = [i for i in matched.instances if 0 <= i.step < steps]
+    for i, cost in zip(shown, _exposed_waits(shown, job), strict=True):
+        blamed[i.late][i.step] += cost / 1e6
+        skew[i.late][i.step] += float(i.wait.sum()) / max(len(i.ranks) - 1, 1) / 1e6
     if not blamed:
         return None
     rank = max(blamed, key=lambda r: float(blamed[r].sum()))
@@ -221,17 +208,17 @@ def straggler(job: TracedRanks, matched: Matched, table: Table, step: Measured) 
 def _exposed_waits(instances: list[Instance], job: TracedRanks) -> Floats:
     """For each collective, the exposed part of the other ranks' wait for the late one, mean over them, ns."""
     waits: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for k, one in enumerate(instances):
-        for rank, row, wait in zip(one.ranks, one.rows, one.wait.tolist(), strict=True):
-            if rank != one.late:
+    for k, instance in enumerate(instances):
+        for rank, row, wait in zip(instance.ranks, instance.rows, instance.wait.tolist(), strict=True):
+            if rank != instance.late:
                 waits[rank].append((k, row, wait))
     total = np.zeros(len(instances))
-    for rank, told in waits.items():
-        at, rows, wait = np.array(told).T
-        own = job.ranks[rank].parts
-        begin = own.collectives.begin[rows]
-        total[at] += own.exposed.overlap(begin, begin + wait)
-    total /= [max(len(one.ranks) - 1, 1) for one in instances]
+    for rank, entries in waits.items():
+        at, rows, wait = np.array(entries).T
+        parts = job.ranks[rank].parts
+        begin = parts.collectives.begin[rows]
+        total[at] += parts.exposed.overlap(begin, begin + wait)
+    total /= [max(len(instance.ranks) - 1, 1) for instance in instances]
     return total
 
 
@@ -241,9 +228,9 @@ def _phase(table: Table, rank: int) -> str:
     others = [i for i in range(len(table.ranks)) if i != at]
     groups: dict[str, tuple[str, ...]] = {n: (n,) for n in ("input", "forward", "backward", "optimizer")}
     groups["host"] = ("host", "launch", "idle", "copies")
-    excess = {}
-    for phase, names in groups.items():
-        own = sum(float(table.columns[n][at].mean()) for n in names)
-        theirs = sum(float(table.columns[n][others].mean()) for n in names)
-        excess[phase] = own - theirs
+    excess = {
+        phase: sum(float(table.columns[n][at].mean()) for n in names)
+        - sum(float(table.columns[n][others].mean()) for n in names)
+        for phase, names in groups.items()
+    }
     return max(excess, key=lambda p: excess[p])
