@@ -79,8 +79,7 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     first = (pl.col("world_size") == n) & (pl.col("rank") < n)
     together = first & (pl.col("arm") != BARE_ONE)
     mesh, shards = plan.spec.parallel.mesh(n), None
-    seen = STEP_ARMS if mesh.pipeline == 1 else (PLAIN,)  # a pipeline's step is not taken apart
-    steps = tables.steps.filter(together & pl.col("arm").is_in(seen))
+    steps = tables.steps.filter(together & pl.col("arm").is_in(STEP_ARMS))
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scaling.analysis.invariants import ABOVE_ONE
 from scaling.analysis.results import Comm, FabricLevel, Point
 from scaling.analysis.verdicts import imbalance
+from scaling.settings.parallel import PIPELINED
 from scaling.units import format_bytes, two_digits
 
 ALIKE = 0.02
@@ -20,6 +21,7 @@ def evidence_of(
     """
     comm, parts, arms = point.comm, point.parts_ms, point.arms_ms
     lines: list[str] = []
+    pipelined = point.parallel is not None and point.parallel.strategy == PIPELINED
     if cause == "link_latency":
         lines += _latency_lines(point, level)
     if cause == "link_bandwidth" and comm is not None:
@@ -45,12 +47,20 @@ def evidence_of(
         )
         few = comm is not None and comm.busbw_gbit_s is not None and comm.busbw_gbit_s.interval is None
         lines += _rate_lines(comm) if comm and few else []  # too few rounds had details for more than this
+        if pipelined:
+            lines.append(
+                "in a pipeline that is the bubble, too, in which stages wait for the others' microbatches"
+            )
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
         lines.append(
             f"rank {late.rank} is late, mostly in {late.phase}: the others wait {late.skew_ms.value:.1f} ms a step "
             f"longer than it does, and it costs {late.cost_ms.value:.1f} ms"
         )
+        if pipelined:
+            lines.append(
+                "a stage that has more to do than the others is late, too: then divide the layers otherwise"
+            )
         if late.by_itself is not None:
             lines.append(
                 "it is slow when it runs alone, too"

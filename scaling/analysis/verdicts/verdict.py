@@ -16,7 +16,6 @@ from scaling.analysis.verdicts.imbalance import or_fuller
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.remedies import Gain, each_remedy_once, no_gain, remedies
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
-from scaling.settings.parallel import PIPELINED
 from scaling.settings.plan import DETAILS, Plan
 from scaling.settings.schedule import nobody_alone
 
@@ -96,13 +95,6 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
 def _causes_of(
     point: Point, plan: Plan, gain: Gain, level: FabricLevel | None, host: Host
 ) -> tuple[Verdict, ...]:
-    if plan.spec.parallel.name == PIPELINED:
-        return (
-            undecided(
-                point,
-                "the parts of a pipeline's step are not seen; a profiler trace has them (scaling trace)",
-            ),
-        )
     if point.world_size == 1 or (point.efficiency is None and point.loss is None):
         return ()  # an own loop without a baseline has causes without an efficiency
     if point.base_world_size > 1:

@@ -1,14 +1,16 @@
 """A loop of which only its outermost modules are known: FSDP1, replicate, tensor parallel, ZeRO, calls of its own.
 
 Its steps have phases and waits (parallel.waits.Waits) as those of any loop. Which collective sends what, nobody tells,
-so no buckets or units are recorded.
+so no buckets or units are recorded. So it is with a schedule of torch.distributed.pipelining, whose modules are its
+stages.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,15 +19,18 @@ from torch.distributed._composable.contract import _get_registry
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.settings.parallel import OWN, REST, Parallel
+from scaling.settings.parallel import OWN, PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator import cuda
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.guard import guarded
+from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
-from scaling.worker.probe.followed import Unstamped
 
 
-class AnyLoop(Unstamped):
+class AnyLoop:
     """A module, as a probe sees it (probe.followed.Followed). All ranks of the default group train it together."""
+
+    sends_buffers = False
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -59,9 +64,34 @@ class AnyLoop(Unstamped):
             return "nccl" if device == cuda.TYPE else "gloo"
         return backend_of(self._group, device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which it computes."""
+        return next(self.root.parameters()).dtype
+
     def reduces(self) -> bool:
         """Only an optimizer's step tells the end of a step."""
         return False
+
+    def communicators(self) -> list[Any]:
+        """None of its collectives is stamped."""
+        return []
+
+    def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
+        """Nothing was to be stamped."""
+        return ""
+
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
+        """No collective is told apart."""
+        return None
+
+    def sizes(self) -> list[int]:
+        """Not known."""
+        return []
+
+    def groups(self) -> Mapping[int, Sequence[int]]:
+        """No communicator is recorded."""
+        return {}
 
     def settings(self) -> dict[str, Any]:
         """Every rank is taken to have samples of its own."""
@@ -74,6 +104,36 @@ class AnyLoop(Unstamped):
     def no_baseline(self) -> str:
         """A baseline needs DDP."""
         return "only a DistributedDataParallel can be trained by one rank alone beside the loop"
+
+
+def stages_of(model: Any) -> torch.nn.ModuleList | None:
+    """A rank's stages, where `model` is a schedule; torch's module is not loaded for it."""
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    kind: Any = getattr(schedules, "_PipelineSchedule", ())
+    if not isinstance(model, kind):
+        return None
+    stages = getattr(model, "_stages", None) or [model._stage]  # noqa: SLF001
+    return torch.nn.ModuleList([stage.submod for stage in stages])
+
+
+class Scheduled(AnyLoop):
+    """The stages of a schedule. Where they go over all ranks, these have the samples of a step together."""
+
+    def __init__(self, stages: torch.nn.ModuleList, schedule: Any) -> None:
+        super().__init__(stages)
+        first = (getattr(schedule, "_stages", None) or [schedule._stage])[0]  # noqa: SLF001
+        over = dist.get_process_group_ranks(first.group or dist.group.WORLD)
+        self._pipeline = Pipeline(schedule=type(schedule).__name__, stages_per_rank=len(stages))
+        self._whole = sorted(over) == self.members
+
+    def settings(self) -> dict[str, Any]:
+        """The mesh and the schedule; copies of a pipeline are a loop like any other."""
+        if not self._whole:
+            return super().settings()
+        return {
+            "parallel": Parallel(name=PIPELINED, replicate=1, pipeline=REST),
+            "pipeline": self._pipeline,
+        }
 
 
 def _has_reducer(module: torch.nn.Module) -> bool:

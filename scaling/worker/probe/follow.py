@@ -7,7 +7,7 @@ A module that fully_shard was called on, in a user's loop: its units, its mesh, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,10 +30,8 @@ from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 from scaling.worker.parallel.torch_private import param_groups, reduces_alone, whole_bytes
 from scaling.worker.parallel.waits import InlineWaits, Norms, sends_buffers
-from scaling.worker.probe.any_loop import AnyLoop
+from scaling.worker.probe.any_loop import AnyLoop, Scheduled, stages_of
 from scaling.worker.probe.followed import Followed
-from scaling.worker.probe.phases import Phases, StepMarks
-from scaling.worker.probe.pipelined import PipelinedModel, PipelineMarks, is_schedule
 
 
 class WrappedModel:
@@ -275,20 +273,11 @@ def follow(model: Any) -> Followed:
         return WrappedModel(inner, compiled=inner is not model)
     if isinstance(inner, FSDPModule) and not (sharded := ShardedModel(inner)).refused():
         return sharded
-    if is_schedule(model):
-        return PipelinedModel(model)
+    if (stages := stages_of(model)) is not None:
+        return Scheduled(stages, model)
     if isinstance(inner, torch.nn.Module):
         return AnyLoop(inner)
     raise InputError(
         f"Probe({type(model).__name__}): what the loop calls is expected: a module, a wrapper or an engine of one, "
         "or a schedule of torch.distributed.pipelining"
     )
-
-
-def marks_of(
-    followed: Followed, model: Any, beside: Sequence[torch.nn.Module], stamp: Callable[[], int]
-) -> StepMarks:
-    """What finds the phases of its steps. `model`: what the loop calls; `beside`: other models that it trains."""
-    if isinstance(followed, PipelinedModel):
-        return PipelineMarks(followed, stamp)
-    return Phases(followed, model, beside, stamp)

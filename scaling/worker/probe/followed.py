@@ -67,39 +67,3 @@ class Followed(Protocol):
 
     def no_baseline(self) -> str:
         """Why `Probe.baseline` measures nothing; empty where it does."""
-
-
-class Unstamped:
-    """What is the same for all whose collectives are not stamped: nothing is recorded of them."""
-
-    sends_buffers = False
-
-    @property
-    def root(self) -> torch.nn.Module:
-        """What the loop calls."""
-        raise NotImplementedError
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type in which it computes."""
-        return next(self.root.parameters()).dtype
-
-    def communicators(self) -> list[Any]:
-        """None of its collectives is stamped."""
-        return []
-
-    def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
-        """Nothing was to be stamped."""
-        return ""
-
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
-        """No collective is told apart."""
-        return None
-
-    def sizes(self) -> list[int]:
-        """Not known."""
-        return []
-
-    def groups(self) -> Mapping[int, Sequence[int]]:
-        """No communicator is recorded."""
-        return {}

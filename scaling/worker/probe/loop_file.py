@@ -34,7 +34,7 @@ from scaling.worker.accelerator import cuda
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.probe.agreement import FIRST_SLOT, Agreement, Clocks
 from scaling.worker.probe.followed import Followed
-from scaling.worker.probe.phases import StepMarks
+from scaling.worker.probe.phases import Phases
 from scaling.worker.session.session import Session, cores_of_host
 
 WARMUP = 5
@@ -180,7 +180,7 @@ class LoopFile:
         session: Session,
         agreement: Agreement,
         clocks: Clocks,
-        phases: StepMarks,
+        phases: Phases,
         *,
         batch: int | None,
         name: str | None = None,

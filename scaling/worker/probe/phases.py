@@ -36,95 +36,6 @@ Marks = list[tuple[int, int]]
 """(what begins or ends, clock token), in order."""
 
 
-class StepMarks:
-    """Collects the marks of the current step."""
-
-    finds_phases = True
-    """Whether steps have phases. Else only the blocks without stamps are recorded."""
-
-    def __init__(self, followed: Followed, stamp: Callable[[], int]) -> None:
-        self._followed, self._stamp = followed, stamp
-        self._marking = False
-        self.inside = False
-        """Whether a step has begun and not ended."""
-        self.marks: Marks = []
-        self.forward_end_ns = 0
-        """Host time at which the last forward ended. DDP's ready times count from there."""
-        self.forwards = self.samples = 0
-        """In this step: calls of forward with gradients, and the first dimensions of their first tensors, summed."""
-        self.tokens = NO_TOKENS
-        """What the loop told of this step's tokens, summed over its micro-steps."""
-        self.synced = self.stepped = False
-        """Whether this step reduces gradients, and whether an optimizer stepped in it."""
-        self.elsewhere = self.astray = 0
-        """Calls of forward outside of any step: all since the last step, and those with gradients since the start."""
-        self.looking = True
-        """Whether `samples` and `precision` are still to be found."""
-        self.precision = ""
-        self.optimizers: dict[int, torch.optim.Optimizer] = {}
-        """Optimizers that stepped, by id."""
-        self._handles: list[Any] = [
-            register_optimizer_step_pre_hook(guarded(self._before_optimizer)),
-            register_optimizer_step_post_hook(guarded(self._after_optimizer)),
-        ]
-
-    def close(self) -> None:
-        """Remove every hook, and hold nothing of the training. Hooks on a tensor that it keeps do nothing from here."""
-        self.inside = self._marking = False
-        for handle in self._handles:
-            guarded(handle.remove)()
-        self._handles, self.marks, self.optimizers = [], [], {}
-        del self._followed
-
-    def begin(self, *, marking: bool) -> None:
-        """Begin a new step."""
-        self.marks, self._marking = [], marking
-        self.forwards = self.samples = self.elsewhere = 0
-        self.tokens = NO_TOKENS
-        self.synced = self.stepped = False
-        self.inside = True
-
-    def add_tokens(self, count: int) -> None:
-        """So many tokens more in this step."""
-        self.tokens = max(self.tokens, 0) + count
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the step has only run micro-steps so far: nothing was reduced and no optimizer stepped."""
-        return self.forwards > 0 and not self.synced and not self.stepped
-
-    def _outside(self) -> None:
-        """A forward outside of any step."""
-        self.elsewhere += 1
-        self.astray += torch.is_grad_enabled()
-
-    def _count(self, args: Any, kwargs: Any) -> None:
-        """A forward with gradients of the step."""
-        self.forwards += 1
-        self.synced |= self._followed.reduces()
-        if self.looking:
-            self._look(args, kwargs)
-
-    def _look(self, args: Any, kwargs: Any) -> None:
-        """Note the batch size and the number format, which the model itself cannot tell."""
-        self.samples += samples_of(args, kwargs)
-        device, dtype = next(self._followed.module.parameters()).device.type, self._followed.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        self.precision = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
-
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
-        if self.inside:
-            self.stepped = True
-            self.optimizers[id(optimizer)] = optimizer
-            if self._marking:
-                self.marks.append((OPTIMIZER, self._stamp()))
-
-    def _after_optimizer(self, *_arguments: Any) -> None:
-        if self.inside and self._marking:
-            self.marks.append((OPTIMIZER_END, self._stamp()))
-
-
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in containers, such as a tokenizer's batch."""
     if isinstance(value, torch.Tensor):
@@ -213,8 +124,8 @@ _CALL = "_engine_run_backward"
 """What `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` call."""
 
 
-class Phases(StepMarks):
-    """The phases of a loop that calls modules."""
+class Phases:
+    """Collects the marks of the current step."""
 
     def __init__(
         self,
@@ -224,7 +135,7 @@ class Phases(StepMarks):
         stamp: Callable[[], int],
     ) -> None:
         """`wrapped`: the followed model, or what torch.compile made of it. `beside`: others that the loop trains."""
-        super().__init__(followed, stamp)
+        self._followed, self._stamp = followed, stamp
         self._beside = frozenset(map(id, beside))
         self._thread = threading.get_ident()
         self._calls = self._backwards = 0
@@ -232,6 +143,29 @@ class Phases(StepMarks):
         self._last = 0
         """The id of the model whose forward was the last one of this step."""
         self._fetches = _Fetches()
+        self._marking = False
+        self.inside = False
+        """Whether a step has begun and not ended."""
+        self.marks: Marks = []
+        self.forward_end_ns = 0
+        """Host time at which the last forward ended. DDP's ready times count from there."""
+        self.forwards = self.samples = 0
+        """In this step: calls of forward with gradients, and the first dimensions of their first tensors, summed."""
+        self.tokens = NO_TOKENS
+        """What the loop told of this step's tokens, summed over its micro-steps."""
+        self.synced = self.stepped = False
+        """Whether this step reduces gradients, and whether an optimizer stepped in it."""
+        self.elsewhere = self.astray = 0
+        """Calls of forward outside of any step: all since the last step, and those with gradients since the start."""
+        self.looking = True
+        """Whether `samples` and `precision` are still to be found."""
+        self.precision = ""
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        """Optimizers that stepped, by id."""
+        self._handles: list[Any] = [
+            register_optimizer_step_pre_hook(guarded(self._before_optimizer)),
+            register_optimizer_step_post_hook(guarded(self._after_optimizer)),
+        ]
         self._handles += [
             Calls(module, self._before_forward, self._after_forward) for module in (wrapped, *beside)
         ]
@@ -246,6 +180,63 @@ class Phases(StepMarks):
             setattr(place, _CALL, run)
             self._handles.append(_PutBack(place, run, inner))
 
+    def close(self) -> None:
+        """Remove every hook, and hold nothing of the training. Hooks on a tensor that it keeps do nothing from here."""
+        self.inside = self._marking = False
+        for handle in self._handles:
+            guarded(handle.remove)()
+        self._handles, self.marks, self.optimizers = [], [], {}
+        del self._followed
+
+    def begin(self, *, marking: bool) -> None:
+        """Begin a new step."""
+        self.marks, self._marking = [], marking
+        self.forwards = self.samples = self.elsewhere = 0
+        self.tokens = NO_TOKENS
+        self.synced = self.stepped = False
+        self.inside = True
+        self._calls = self._backwards = self._last = 0
+
+    def add_tokens(self, count: int) -> None:
+        """So many tokens more in this step."""
+        self.tokens = max(self.tokens, 0) + count
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the step has only run micro-steps so far: nothing was reduced and no optimizer stepped."""
+        return self.forwards > 0 and not self.synced and not self.stepped
+
+    def _outside(self) -> None:
+        """A forward outside of any step."""
+        self.elsewhere += 1
+        self.astray += torch.is_grad_enabled()
+
+    def _count(self, args: Any, kwargs: Any) -> None:
+        """A forward with gradients of the step."""
+        self.forwards += 1
+        self.synced |= self._followed.reduces()
+        if self.looking:
+            self._look(args, kwargs)
+
+    def _look(self, args: Any, kwargs: Any) -> None:
+        """Note the batch size and the number format, which the model itself cannot tell."""
+        self.samples += samples_of(args, kwargs)
+        device, dtype = next(self._followed.module.parameters()).device.type, self._followed.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        self.precision = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
+        if self.inside:
+            self.stepped = True
+            self.optimizers[id(optimizer)] = optimizer
+            if self._marking:
+                self.marks.append((OPTIMIZER, self._stamp()))
+
+    def _after_optimizer(self, *_arguments: Any) -> None:
+        if self.inside and self._marking:
+            self.marks.append((OPTIMIZER_END, self._stamp()))
+
     @contextlib.contextmanager
     def also(self, module: torch.nn.Module) -> Iterator[None]:
         """Inside, the forward of `module` counts as the model's too."""
@@ -254,12 +245,6 @@ class Phases(StepMarks):
             yield
         finally:
             calls.remove()
-
-    def begin(self, *, marking: bool) -> None:
-        """Begin a new step."""
-        super().begin(marking=marking)
-        self._calls = self._backwards = 0
-        self._last = 0
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> None:
         if self._backwards or threading.get_ident() != self._thread:

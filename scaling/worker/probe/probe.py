@@ -35,9 +35,9 @@ from scaling.worker.parallel.guard import Guard, raise_from_signal, tell
 from scaling.worker.parallel.streams import find
 from scaling.worker.parallel.tap import HOST_BACKENDS
 from scaling.worker.probe.agreement import Agreement, Clocks, patience
-from scaling.worker.probe.any_loop import Outermost
+from scaling.worker.probe.any_loop import Outermost, stages_of
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
-from scaling.worker.probe.follow import follow, marks_of
+from scaling.worker.probe.follow import follow
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.pauses import Pauses, retries_of
 from scaling.worker.probe.phases import Phases
@@ -219,7 +219,8 @@ class Probe:
         )
         before, Guard.told = Guard.told, self._fail
         self._undo.append(lambda: setattr(Guard, "told", before))
-        self.phases = marks_of(followed, self._model, self._beside, device.clock.stamp)
+        called, *more = stages_of(self._model) or [self._model]
+        self.phases = Phases(followed, called, (*more, *self._beside), device.clock.stamp)
         self._undo.append(self.phases.close)
         self._track = Track(
             self.phases,
@@ -379,7 +380,6 @@ class Probe:
         ddp = self._followed.root
         # of others no_baseline says why not
         assert isinstance(ddp, DistributedDataParallel)
-        assert isinstance(self.phases, Phases)
         members = self._agreement.members
         self._baseline = self._baseline or Baseline(ddp, self._session, members, self.phases, self._record)
         compiled = self._model is not ddp

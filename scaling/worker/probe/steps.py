@@ -22,7 +22,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import tell
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.pauses import Pauses
-from scaling.worker.probe.phases import StepMarks
+from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.track import Track
 
 MOST = 2**48
@@ -176,7 +176,7 @@ class Steps:
 
     def __init__(
         self,
-        phases: StepMarks,
+        phases: Phases,
         track: Track,
         file: LoopFile,
         *,

@@ -19,7 +19,7 @@ from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.strategy import BUFFERS, Detail, Edges, Take, Taken, Wait
 from scaling.worker.parallel.waits import Waits
 from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
-from scaling.worker.probe.phases import Marks, StepMarks, behind, step_row
+from scaling.worker.probe.phases import Marks, Phases, behind, step_row
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 13, 24
 """With the loop's own waits, as many as most loops have."""
@@ -61,7 +61,7 @@ class Track:
 
     def __init__(
         self,
-        phases: StepMarks,
+        phases: Phases,
         detail_of: DetailOf,
         device: Accelerator,
         sink: Sink,
@@ -175,7 +175,7 @@ class Track:
             over = None  # recording took time
             self._planned = {block.first: block for block in round_of(slot)}
         planned = self._planned.get(self.steps)
-        if planned is not None and (self._phases.finds_phases or not planned.stamped):
+        if planned is not None:
             if self._window is None:
                 self._begin_window()
                 over = None

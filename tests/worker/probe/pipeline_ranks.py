@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
-from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 from scaling.errors import InputError
 
 RANKS, STEPS, MICROBATCHES, SAMPLES, WIDTH = 2, 36, 4, 8, 16
+NAP_S = 0.006
 
 
 def whole(stages):
@@ -31,9 +31,9 @@ def loss_of(output, target):
     return (output - target).square().mean()
 
 
-def batches():
+def batches(steps=STEPS):
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(2, SAMPLES, WIDTH, generator=generator) for _ in range(STEPS)]
+    return [torch.randn(2, SAMPLES, WIDTH, generator=generator) for _ in range(steps)]
 
 
 def scheduled(kind, stages):
@@ -45,15 +45,17 @@ def scheduled(kind, stages):
     return getattr(pipelining, kind)(taken, MICROBATCHES, loss_fn=loss_of), {i: model[i] for i in mine}
 
 
-def train(kind, stages, make=None):
-    """Losses and weights by stage; `make`: opens a probe."""
+def train(kind, stages, make=None, *, steps=STEPS, nap_s=0.0):
+    """Losses and weights by stage; `make`: opens a probe. `nap_s`: the last stage's sleep in each forward."""
     schedule, mine = scheduled(kind, stages)
+    if nap_s and dist.get_rank() == RANKS - 1:
+        mine[stages - 1].register_forward_pre_hook(lambda _module, _inputs: time.sleep(nap_s))
     optimizer = torch.optim.SGD([p for part in mine.values() for p in part.parameters()], lr=0.1)
     losses, probe = [], make(schedule) if make else None
     inside = probe.step if probe else contextlib.nullcontext
     first, last = dist.get_rank() == 0, dist.get_rank() == RANKS - 1
     with probe or contextlib.nullcontext():
-        for inputs, target in batches():
+        for inputs, target in batches(steps):
             with inside():
                 of_step = []
                 given = (inputs,) if first else ()
@@ -105,14 +107,6 @@ def said(make):
     return text.getvalue()
 
 
-def replicated():
-    schedule, _ = scheduled("ScheduleGPipe", RANKS)
-    groups = [dist.new_group([rank]) for rank in range(RANKS)]
-    own = copy.deepcopy(schedule._stage.submod)
-    schedule._stage.submod = DistributedDataParallel(own, process_group=groups[dist.get_rank()])
-    return schedule
-
-
 def main():
     rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     dist.init_process_group(
@@ -128,8 +122,7 @@ def main():
         answer[f"{name} probed"] = train(
             kind, stages, lambda one, name=name: Probe(one, run_dir=folder / name)
         )
-    schedule = replicated()
-    answer["replicated"] = said(lambda: Probe(schedule, run_dir=folder / "replicated"))
+    train("Schedule1F1B", RANKS, lambda one: Probe(one, run_dir=folder / "late"), steps=75, nap_s=NAP_S)
     answer["a stage"] = said(
         lambda: Probe(scheduled("ScheduleGPipe", RANKS)[0]._stage, run_dir=folder / "no")
     )

@@ -25,8 +25,6 @@ KIND = (FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END)
 class Phases:
     """A step's marks without a model."""
 
-    finds_phases = True
-
     def __init__(self):
         self.forwards, self.marks, self.forward_end_ns = 1, [], 0
         self.tokens = NO_TOKENS

@@ -73,9 +73,7 @@ class Loop:
         self.blocks = {}
         self.entered: list[int] = []
         self.left: list[int] = []
-        phases = SimpleNamespace(
-            finds_phases=True, forwards=1, marks=[], tokens=NO_TOKENS, forward_end_ns=0, begin=self.mark
-        )
+        phases = SimpleNamespace(forwards=1, marks=[], tokens=NO_TOKENS, forward_end_ns=0, begin=self.mark)
         self.phases = phases
         device = SimpleNamespace(clock=self.clock, type="cpu")
         self.track = Track(phases, lambda _detailed: None, device, self.sink)
