@@ -47,6 +47,8 @@ CHUNK = 3
 """Steps of each loop in a warm-up that has time for them."""
 LEAST_GAIN = 0.02
 """A part that takes a smaller fraction of the time is not left out: that would gain nothing."""
+ROUNDS = "all rounds but the first"
+"""Of what only some rounds need to have (settings.plan.SAMPLED)."""
 MOSTLY = 0.5
 """A step mostly waits for data if the exchange of its gradients takes a larger share of it."""
 ROOM = 1.6
@@ -223,9 +225,7 @@ def _contents(
     if plan.variant is not None:
         return
     for part in order:
-        once = replace(content, detailed=(0,))
-        steps = (once, content.less(part), once.less(part)) if part == DETAILS else (content.less(part),)
-        for less in map(_in_all_rounds_if_light, steps):
+        for less in _less(content, part, plan.content.detailed):
             if least_s(less) < least_s(content) * (1 - LEAST_GAIN):
                 content = less
                 yield content
@@ -233,21 +233,26 @@ def _contents(
         yield replace(content, world_sizes=sizes)
 
 
-def _in_all_rounds_if_light(content: Content) -> Content:
-    """Without the choice of rounds where nothing is left that only some of them have."""
-    return content if any(map(content.has, SAMPLED)) else replace(content, detailed=None)
+def _less(content: Content, part: str, rounds: tuple[int, ...] | None) -> tuple[Content, ...]:
+    """The content without a part; without details, the rest is in all the `rounds` of the settings first."""
+    if part == ROUNDS:
+        return (replace(content, detailed=(0,)),)
+    less = content.less(part)
+    if not any(map(less.has, SAMPLED)):
+        return (replace(less, detailed=None),)
+    return (replace(less, detailed=rounds), less) if part == DETAILS else (less,)
 
 
 def _order(costs: Costs) -> tuple[str, ...]:
     """Which parts go first: those that would tell least of what takes the step.
 
-    Where ranks mostly wait for data, a detailed step tells the link's bandwidth, which no other part does; the arms
-    beside it take next to nothing there. Elsewhere details cost most.
+    One round with details tells most of what all of them do, but for intervals. Where ranks mostly wait for data, it
+    tells the link's bandwidth and what a prediction starts from, and controls tell little. Elsewhere details cost most.
     """
     largest = max(costs.step_s)
     if costs.exchange_s.get(largest, 0.0) > MOSTLY * costs.step_s[largest]:
-        return (SWEEP, REPLAYS, CONTROLS, DETAILS, LIGHT)
-    return (DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT)
+        return (ROUNDS, CONTROLS, REPLAYS, SWEEP, DETAILS, LIGHT)
+    return (ROUNDS, DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT)
 
 
 def _case_contents(plan: Plan, asked: tuple[Case, ...]) -> Iterator[Content]:

@@ -31,8 +31,9 @@ IN_WORDS = {
 SAMPLED = (DETAILS, SWEEP, REPLAYS)
 """What only some rounds have, where the files of all hosts would exceed their bound (scaling.settings.sample)."""
 ORDER = (
-    "largest batches, details (first in every round but one), the size sweep, replay, controls, the light probe, then "
-    "world sizes; where steps mostly wait for data, details after controls"
+    "largest batches, then details, the size sweep and replay in every round but the first, then all of details, the "
+    "size sweep, replay, controls, the light probe, then world sizes; where steps mostly wait for data, controls go "
+    "first and details last of these"
 )
 """What a budget that is too short leaves out, first to last."""
 CONTENT_SCHEMA = 1
