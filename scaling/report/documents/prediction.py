@@ -108,6 +108,8 @@ def _answer(prediction: Prediction) -> str:
     said = [
         f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
     ]
+    if last.step_ms is not None and last.step_ms.interval is None:
+        said.append("how sure that is, is not known: the run has too few rounds with details for an interval")
     if prediction.half_at is None and prediction.looked_up_to:
         said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
     elif prediction.half_at is not None:
