@@ -108,6 +108,6 @@ class SimulatedAccelerator(TorchAccelerator):
         if group.group_name not in self._meetings:
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
             name = f"meeting/{group.group_name}"
-            found = self._library.find_meeting(store, name, dist.get_rank(group), dist.get_world_size(group))
-            self._meetings[group.group_name] = found
+            rank, size = dist.get_rank(group), dist.get_world_size(group)
+            self._meetings[group.group_name] = self._library.find_meeting(store, name, rank, size)
         self._meetings[group.group_name].meet(backend.options._timeout.total_seconds())  # noqa: SLF001

@@ -36,7 +36,7 @@ def missing() -> str | None:
     torch, oldest = importlib.metadata.version("torch"), ".".join(map(str, OLDEST_TORCH))
     if tuple(map(int, torch.split(".")[:2])) < OLDEST_TORCH:
         return f"the simulated accelerator needs torch {oldest} or newer; this is torch {torch}"
-    lacking = [name for name, found in _needed() if not found]
+    lacking = [name for name, present in _needed() if not present]
     if not lacking:
         return None
     return (
@@ -142,8 +142,8 @@ def _compile(into: Path) -> Path:
         except subprocess.TimeoutExpired:
             raise BuildError(f"the simulated accelerator was not built within {LIMIT_S} s") from None
     if done.returncode != 0:
-        said = log.read_text(errors="replace").splitlines()
-        errors = [line for line in said if "error" in line.lower()] or said or ["nothing was printed"]
+        printed = log.read_text(errors="replace").splitlines()
+        errors = [line for line in printed if "error" in line.lower()] or printed or ["nothing was printed"]
         raise BuildError(f"the simulated accelerator could not be compiled: {errors[0].strip()}")
     return into / f"{NAME}.so"
 

@@ -28,8 +28,8 @@ def step_of(physics: str, tasks: Sequence[Task], begin_ns: int, end_ns: int) -> 
             kind, _, group = task.name.partition("/")
             by_kind[kind, group].append(task)
     spans = {
-        key: without(clipped(union((t.start_ns, t.end_ns) for t in of), begin_ns, end_ns), kernels)
-        for key, of in by_kind.items()
+        key: without(clipped(union((t.start_ns, t.end_ns) for t in calls), begin_ns, end_ns), kernels)
+        for key, calls in by_kind.items()
     }
     exposed = shared(spans)
     busy = length(kernels)
@@ -44,13 +44,13 @@ def step_of(physics: str, tasks: Sequence[Task], begin_ns: int, end_ns: int) -> 
             Transfers(
                 kind=kind,
                 group=group,
-                calls=len(of),
-                bytes=sum(t.bytes for t in of),
-                busy_ns=sum(t.end_ns - t.start_ns for t in of),
+                calls=len(calls),
+                bytes=sum(t.bytes for t in calls),
+                busy_ns=sum(t.end_ns - t.start_ns for t in calls),
                 exposed_ns=round(exposed[kind, group]),
-                waited_ns=sum(max(0, t.met_ns - t.start_ns) for t in of),
+                waited_ns=sum(max(0, t.met_ns - t.start_ns) for t in calls),
             )
-            for (kind, group), of in sorted(by_kind.items())
+            for (kind, group), calls in sorted(by_kind.items())
         ),
     )
 
@@ -67,13 +67,13 @@ def digest(tasks: Iterable[Task]) -> str:
 
 def union(spans: Iterable[Span]) -> list[Span]:
     """The same time as spans that do not overlap, in order."""
-    found: list[Span] = []
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         elif end > start:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def clipped(spans: Iterable[Span], begin: int, end: int) -> list[Span]:
@@ -83,7 +83,7 @@ def clipped(spans: Iterable[Span], begin: int, end: int) -> list[Span]:
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     """The part of ordered spans outside other ordered spans; neither overlap among themselves."""
-    found: list[Span] = []
+    rest: list[Span] = []
     first = 0
     for start, end in spans:
         while first < len(others) and others[first][1] <= start:
@@ -91,29 +91,29 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
         at, k = start, first
         while k < len(others) and others[k][0] < end:
             if others[k][0] > at:
-                found.append((at, others[k][0]))
+                rest.append((at, others[k][0]))
             at = max(at, others[k][1])
             k += 1
         if at < end:
-            found.append((at, end))
-    return found
+            rest.append((at, end))
+    return rest
 
 
 def shared(spans: dict[tuple[str, str], list[Span]]) -> dict[tuple[str, str], float]:
     """Each one's time, where those that overlap share it equally."""
     edges = sorted(
-        (at, sign, key) for key, of in spans.items() for a, b in of for at, sign in ((a, 1), (b, -1))
+        (at, sign, key) for key, busy in spans.items() for a, b in busy for at, sign in ((a, 1), (b, -1))
     )
-    found: dict[tuple[str, str], float] = dict.fromkeys(spans, 0.0)
+    time_of: dict[tuple[str, str], float] = dict.fromkeys(spans, 0.0)
     active: dict[tuple[str, str], int] = defaultdict(int)
     before = 0
     for at, sign, key in edges:
         now = [k for k, count in active.items() if count]
         for k in now:
-            found[k] += (at - before) / len(now)
+            time_of[k] += (at - before) / len(now)
         active[key] += sign
         before = at
-    return found
+    return time_of
 
 
 def length(spans: Iterable[Span]) -> int:

@@ -137,8 +137,8 @@ def _random(library: ModuleType) -> dict[str, Any]:
     def generator(which: Any = None) -> torch.Generator:
         index = torch.accelerator.current_device_index() if which is None else which
         place = index if isinstance(index, int) else torch.device(index).index or 0
-        found: torch.Generator = library.default_generator(place)
-        return found
+        default: torch.Generator = library.default_generator(place)
+        return default
 
     def seed_all(seed: int) -> None:
         for index in range(torch._C._accelerator_hooks_device_count()):

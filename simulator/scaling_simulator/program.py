@@ -42,18 +42,18 @@ def simulate(asked: Simulation) -> Simulated:
             warnings.simplefilter("always")
             workload = workload_of(asked.spec)
             parameters = sum(p.numel() for p in workload.module.parameters())
-            found = dataclasses.replace(Program(asked, workload).run(), parameters=parameters)
+            simulated = dataclasses.replace(Program(asked, workload).run(), parameters=parameters)
     except Exception as error:  # noqa: BLE001  # a user's program may raise anything
         text = str(error).strip().split("\n")[0]
-        said = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
+        failure = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
         return Simulated(
-            failed=said,
+            failed=failure,
             out_of_memory=is_out_of_memory(error),
             parameters=parameters,
             host_peak_bytes=_host_peak_bytes(),
         )
     said_warnings = dict.fromkeys(str(w.message).split("\n")[0] for w in caught if "sim" in str(w.message))
-    return dataclasses.replace(found, warnings=(*found.warnings, *said_warnings))
+    return dataclasses.replace(simulated, warnings=(*simulated.warnings, *said_warnings))
 
 
 def workload_of(spec: Spec) -> Workload:
@@ -105,7 +105,7 @@ class Program:
     def run(self) -> Simulated:
         """Steps for each physics; memory, kernels and digest are those of the first one."""
         library = load()
-        held = self._held()
+        state = self._state()
         self._settle(SETTLE if self._asked.spec.parallel.sharded else SETTLE_DDP)
         torch.accelerator.synchronize()
         torch.accelerator.reset_peak_memory_stats()
@@ -125,10 +125,10 @@ class Program:
             steps=tuple(steps),
             memory=Memory(
                 peak_bytes=peak,
-                parameters_bytes=held["parameters"],
-                gradients_bytes=held["gradients"],
-                optimizer_bytes=held["optimizer"],
-                activations_bytes=max(0, peak - sum(held.values())),
+                parameters_bytes=state["parameters"],
+                gradients_bytes=state["gradients"],
+                optimizer_bytes=state["optimizer"],
+                activations_bytes=max(0, peak - sum(state.values())),
             ),
             flops=flops / 2,
             kernels=len(inside),
@@ -155,28 +155,28 @@ class Program:
         edges = ends[0].stamp_ns, ends[1].stamp_ns
         return figures.step_of(physics, tasks, *edges), tasks, edges
 
-    def _held(self) -> dict[str, int]:
+    def _state(self) -> dict[str, int]:
         """Run the first step; bytes of a rank's own parameters, gradients and optimizer state after it."""
         self.loop.held(reduce=True)
-        held = held_bytes(self._module, self._optimizer)
+        state = held_bytes(self._module, self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
-        return held
+        return state
 
 
 def _differences(spec: Spec, workload: Workload) -> tuple[str, ...]:
     """What this program does here otherwise than on the device that it stands for."""
-    found = []
+    notes = []
     if spec.compile:
-        found.append("compile=true: the simulated program is not compiled, so its kernels are not fused")
+        notes.append("compile=true: the simulated program is not compiled, so its kernels are not fused")
     implementations = {
         str(getattr(getattr(m, "config", None), "_attn_implementation", ""))
         for m in workload.module.modules()
     }
     if "eager" in implementations:
-        found.append(
+        notes.append(
             "attention: the model computes it step by step (math), as eager attention does there too"
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def _drawn(tasks: list[trace.Task], begin: int) -> tuple[Drawn, ...]:

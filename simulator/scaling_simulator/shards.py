@@ -27,27 +27,27 @@ EXPERTS = re.compile(r"moe|expert", re.IGNORECASE)
 
 def refuse_experts(module: nn.Module) -> None:
     """InputError for a model with experts: what each rank computes depends on its samples, so ranks are not alike."""
-    found = next((type(m).__name__ for m in module.modules() if EXPERTS.search(type(m).__name__)), None)
-    if found is not None:
+    expert = next((type(m).__name__ for m in module.modules() if EXPERTS.search(type(m).__name__)), None)
+    if expert is not None:
         raise InputError(
-            f"model: {found} routes samples to experts (MoE), so ranks do not do alike; one rank cannot stand "
+            f"model: {expert} routes samples to experts (MoE), so ranks do not do alike; one rank cannot stand "
             "for all of them"
         )
 
 
 def on_device(module: nn.Module, device: torch.device) -> nn.Module:
     """The module with memory on the device for what was made without any; parameters that were one stay one."""
-    made: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
+        if id(tensor) not in tensors:
             new = torch.empty_like(tensor, device=device)
-            made[id(tensor)] = (
+            tensors[id(tensor)] = (
                 nn.Parameter(new, requires_grad=tensor.requires_grad)
                 if isinstance(tensor, nn.Parameter)
                 else new
             )
-        return made[id(tensor)]
+        return tensors[id(tensor)]
 
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001
@@ -96,7 +96,7 @@ def spread(workload: Workload, spec: Spec, mesh: Mesh, device: Accelerator) -> T
         with chunks.as_needed():
             units, labels = shard(module, spec.fsdp, over, names=names, precision=spec.precision, host=False)
     module = on_device(module, on)
-    made = Sharded(
+    sharded = Sharded(
         module, workload.optimizer, units, labels, {}, device, others={}, host=False, divided=layers
     )
-    return Trained(module, made.optimizer, made.accumulate)
+    return Trained(module, sharded.optimizer, sharded.accumulate)

@@ -40,10 +40,10 @@ def spread_of(tables: Tables) -> tuple[Range, Range] | None:
     if largest is None:
         return None
     solo = solo.filter(pl.col("world_size") == largest)
-    own = solo.with_columns([e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")])
+    timed = solo.with_columns([e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")])
     place = ["launch", "round", "block", "step"]
     each = in_memory(
-        own.group_by(*place).agg(
+        timed.group_by(*place).agg(
             forward=pl.col("forward").mean(),
             backward=pl.col("compute").mean(),
             together=pl.cov("forward", "compute"),
@@ -89,19 +89,19 @@ class BetweenRanks:
 
 
 def between_ranks(
-    points: Sequence[Point], tables: Tables, own: Topology, asked: Topology, *, elsewhere: bool
+    points: Sequence[Point], tables: Tables, home: Topology, asked: Topology, *, elsewhere: bool
 ) -> BetweenRanks:
-    """What a run on `own` says of `asked`; `elsewhere`: that has other devices.
+    """What a run on `home` says of `asked`; `elsewhere`: that has other devices.
 
     What ranks of a CPU cost each other is not taken for an accelerator, nor what one back end's transfers cost kernels
     for another's, nor what neighbours do where another number of ranks shares a host. A back end of the host's, Gloo,
     takes processor time for each byte, so kernels are slowed in proportion to the rate at which bytes go.
     """
-    foreign = elsewhere and own.device == "cpu"
-    crowded = not elsewhere and asked.ranks_per_host == own.ranks_per_host
-    slower = None if foreign or asked.backend != own.backend else slowdown(points)
-    if slower is not None and own.backend == "gloo" and own.link.rate_bit_s and asked.link.rate_bit_s:
-        slower = slower.times(asked.link.rate_bit_s / own.link.rate_bit_s)
+    foreign = elsewhere and home.device == "cpu"
+    crowded = not elsewhere and asked.ranks_per_host == home.ranks_per_host
+    slower = None if foreign or asked.backend != home.backend else slowdown(points)
+    if slower is not None and home.backend == "gloo" and home.link.rate_bit_s and asked.link.rate_bit_s:
+        slower = slower.times(asked.link.rate_bit_s / home.link.rate_bit_s)
     return BetweenRanks(
         slowdown=slower,
         spread=None if foreign else spread_of(tables),
@@ -111,8 +111,8 @@ def between_ranks(
 
 def alone_ns(points: Sequence[Point]) -> float | None:
     """The step of one rank alone, mean over the world sizes beside which it was measured; None where it was not."""
-    found = [p.arms_ms.bare_one.value for p in points if p.arms_ms and p.arms_ms.bare_one]
-    return mean(found) * 1e6 if found else None
+    steps_ms = [p.arms_ms.bare_one.value for p in points if p.arms_ms and p.arms_ms.bare_one]
+    return mean(steps_ms) * 1e6 if steps_ms else None
 
 
 def neighbours(points: Sequence[Point]) -> Range | None:

@@ -62,7 +62,7 @@ class Inputs:
     """Standard deviation over ranks of a step's compute, relative: what lasts a step or longer."""
     walk: Range | None = None
     """What kernels of different ranks differ by after t ns: walk x sqrt(t) ns, standard deviation."""
-    said: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
     missing: tuple[str, ...] = field(default=())
 
     @property
@@ -105,7 +105,7 @@ def assumed(topology: Topology, precision: str) -> Inputs:
         chip=chip,
         capacity_bytes=int(memory * RESERVED),
         kernels=KernelTimes(chip=None),
-        said=(
+        notes=(
             f"kernels: an assumption, {FLOP_SHARE:.0%} of {peak.flop_s / 1e12:.4g} TFLOP/s ({precision}) and "
             f"{MEMORY_SHARE:.0%} of {peak.memory_bytes_s / 1e12:.3g} TB/s, data sheet of {peak.name}",
             f"host: {LAUNCH_US:g} us a launch, {KERNEL_US:g} us a kernel at the least, both assumptions",
@@ -175,17 +175,17 @@ def simulation(
 
 
 def _physics(
-    topology: Topology, mesh: Mesh, inputs: Inputs, own: tuple[LinkCurve, ...] | None, *, whole: bool
+    topology: Topology, mesh: Mesh, inputs: Inputs, given: tuple[LinkCurve, ...] | None, *, whole: bool
 ) -> tuple[Physics, ...]:
     axes = mesh.dimensions
-    doubt, factor = (0.0, 1.0) if own is not None or not axes else links.doubts(topology, axes)
+    doubt, factor = (0.0, 1.0) if given is not None or not axes else links.doubts(topology, axes)
     last = latest(mesh.size)
 
     def setting(
         name: str, causes: Mapping[str, float], *, bandwidth: float = 1, latency: float = 1
     ) -> Physics:
         curves = (
-            own if own is not None else links.curves(topology, axes, bandwidth=bandwidth, latency=latency)
+            given if given is not None else links.curves(topology, axes, bandwidth=bandwidth, latency=latency)
         )
         crowd = causes["neighbours"] if mesh.size > 1 else 0.0
         return Physics(
@@ -198,14 +198,14 @@ def _physics(
         )
 
     def at(end: str) -> dict[str, float]:
-        found = {cause: getattr(inputs, cause) for cause in CAUSES}
-        return {c: 0.0 if one is None else max(0.0, getattr(one, end)) for c, one in found.items()}
+        ranges = {cause: getattr(inputs, cause) for cause in CAUSES}
+        return {c: 0.0 if span is None else max(0.0, getattr(span, end)) for c, span in ranges.items()}
 
     causes = at("value")
     expected = setting(EXPECTED, causes)
     if not whole:
         return (expected,)
-    found = [
+    physics = [
         expected,
         setting(FAVOURABLE, at("low"), bandwidth=1 + doubt, latency=1 / factor),
         setting(UNFAVOURABLE, at("high"), bandwidth=1 - doubt, latency=factor),
@@ -215,13 +215,13 @@ def _physics(
         (UNDISTURBED, ("slowdown",)),
         (UNCROWDED, ("neighbours",)),
     ):
-        known = any(causes[cause] for cause in without)
+        changes = any(causes[cause] for cause in without)
         causes = {cause: 0.0 if cause in without else value for cause, value in causes.items()}
-        if known:
-            found.append(setting(name, causes))
-    last_one = setting(UNDELAYED, causes, latency=0 if own is None else 1)
-    found.append(last_one if own is None else replace(last_one, links=undelayed(own)))
-    return tuple(found)
+        if changes:
+            physics.append(setting(name, causes))
+    last_one = setting(UNDELAYED, causes, latency=0 if given is None else 1)
+    physics.append(last_one if given is None else replace(last_one, links=undelayed(given)))
+    return tuple(physics)
 
 
 def undelayed(curves: tuple[LinkCurve, ...]) -> tuple[LinkCurve, ...]:

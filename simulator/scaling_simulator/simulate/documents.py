@@ -26,19 +26,19 @@ from scaling_simulator.simulation import Task
 GB = 1e9
 
 
-def document(found: SimulationResults) -> Document:
+def document(results: SimulationResults) -> Document:
     """What to expect, what it leans on, and how far it may be off."""
     return Document(
-        title=f"{found.model} on {found.topology}, SIMULATED",
-        answer=_answer(found),
-        sections=tuple(_sections(found)),
+        title=f"{results.model} on {results.topology}, SIMULATED",
+        answer=_answer(results),
+        sections=tuple(_sections(results)),
     )
 
 
-def _sections(found: SimulationResults) -> Iterator[Section]:
-    yield Section(title="", blocks=(_conditions(found),))
-    yield Section(title="simulated", blocks=(_points(found),))
-    shown = [p for p in found.points if p.step_ms is not None]
+def _sections(results: SimulationResults) -> Iterator[Section]:
+    yield Section(title="", blocks=(_conditions(results),))
+    yield Section(title="simulated", blocks=(_points(results),))
+    shown = [p for p in results.points if p.step_ms is not None]
     if shown:
         last = shown[-1]
         at = f"{ranks(last.world_size)}, simulated"
@@ -47,15 +47,15 @@ def _sections(found: SimulationResults) -> Iterator[Section]:
             yield Section(title=title, blocks=(waterfall_bars(last.loss, last.efficiency, PREDICTED),))
         if last.transfers:
             yield Section(title=f"transfers of a step, {at}", blocks=(_transfers(last),))
-        yield Section(title="memory of a rank at its peak, simulated", blocks=(_memory(found),))
-    yield backtest(found.backtest, found.backtest_missing)
-    yield from _limits(found)
+        yield Section(title="memory of a rank at its peak, simulated", blocks=(_memory(results),))
+    yield backtest(results.backtest, results.backtest_missing)
+    yield from _limits(results)
 
 
-def _limits(found: SimulationResults | RankedMeshes) -> Iterator[Section]:
+def _limits(results: SimulationResults | RankedMeshes) -> Iterator[Section]:
     """What the figures lean on, and what they leave out."""
-    yield Section(title="what this leans on", blocks=(lines(*found.inputs, look="warnings"),))
-    notes = (*(f"not measured and left out: {what}" for what in found.missing), *found.warnings)
+    yield Section(title="what this leans on", blocks=(lines(*results.inputs, look="warnings"),))
+    notes = (*(f"not measured and left out: {what}" for what in results.missing), *results.warnings)
     if notes:
         yield Section(title="what it does not know", blocks=(lines(*notes, look="warnings"),))
 
@@ -77,22 +77,22 @@ def backtest(tests: Sequence[SimulatedBacktest], missing: str | None) -> Section
     )
 
 
-def _conditions(found: SimulationResults) -> Lines:
-    source = "none: the data sheet's rates" if found.run is None else found.run
-    size = f"{found.parameters / 1e9:.3g} B parameters, " if found.parameters else ""
+def _conditions(results: SimulationResults) -> Lines:
+    source = "none: the data sheet's rates" if results.run is None else results.run
+    size = f"{results.parameters / 1e9:.3g} B parameters, " if results.parameters else ""
     return named(
-        ("model", f"{found.model}, {size}{found.precision}, {found.mode} scaling"),
-        ("machine", f"{found.topology}, {found.accelerator}: SIMULATED, nothing was measured on it"),
+        ("model", f"{results.model}, {size}{results.precision}, {results.mode} scaling"),
+        ("machine", f"{results.topology}, {results.accelerator}: SIMULATED, nothing was measured on it"),
         ("run", source),
         look="conditions",
     )
 
 
-def _points(found: SimulationResults) -> Table:
-    priced = any(p.usd_per_million_samples is not None for p in found.points)
-    rows = tuple(_row(p, priced=priced) for p in found.points)
-    bound = "; efficiency is an upper bound" if found.upper_bound else ""
-    base = f", against {ranks(found.base_world_size)}" if found.base_world_size else ""
+def _points(results: SimulationResults) -> Table:
+    priced = any(p.usd_per_million_samples is not None for p in results.points)
+    rows = tuple(_row(p, priced=priced) for p in results.points)
+    bound = "; efficiency is an upper bound" if results.upper_bound else ""
+    base = f", against {ranks(results.base_world_size)}" if results.base_world_size else ""
     return Table(
         columns=heads(
             "ranks",
@@ -151,9 +151,9 @@ def _transfers(p: SimulatedPoint) -> Table:
     return Table(columns=columns, rows=rows, label="Transfers")
 
 
-def _memory(found: SimulationResults) -> Table:
+def _memory(results: SimulationResults) -> Table:
     rows = []
-    for p in found.points:
+    for p in results.points:
         if p.memory is not None:
             m = p.memory
             parts = (
@@ -163,8 +163,8 @@ def _memory(found: SimulationResults) -> Table:
                 m.activations_bytes,
                 m.peak_bytes,
             )
-            of = "-" if p.capacity_bytes is None else f"{p.capacity_bytes / GB:.1f}"
-            rows.append((str(p.world_size), *(f"{part / GB:.2f}" for part in parts), of))
+            capacity = "-" if p.capacity_bytes is None else f"{p.capacity_bytes / GB:.1f}"
+            rows.append((str(p.world_size), *(f"{part / GB:.2f}" for part in parts), capacity))
         elif p.fits is False:
             rows.append(
                 (str(p.world_size), "-", "-", "-", "-", "does not fit", f"{(p.capacity_bytes or 0) / GB:.1f}")
@@ -181,30 +181,30 @@ def _memory(found: SimulationResults) -> Table:
     return Table(columns=columns, rows=tuple(rows), label="Memory")
 
 
-def _answer(found: SimulationResults) -> str:
-    last = found.points[-1]
+def _answer(results: SimulationResults) -> str:
+    last = results.points[-1]
     if last.fits is False:
         return sentence(f"simulated: {ranks(last.world_size)} with {last.strategy} do not fit into memory")
     if last.step_ms is None:
         return sentence(f"cannot say: {plain(last.why or 'the program failed')}")
-    bound = "at most " if found.upper_bound else ""
-    said = (
+    bound = "at most " if results.upper_bound else ""
+    text = (
         f"simulated: {ranks(last.world_size)} with {last.strategy} take a step of {quantity(last.step_ms, 'ms')}, "
         f"efficiency {bound}{percent(last.efficiency)}"
     )
-    if found.backtest:
-        worst = max(found.backtest, key=lambda test: abs(test.error))
-        said += f"; the same simulation of what the run measured is {worst.error:+.1%} off at the worst"
-    return sentence(said)
+    if results.backtest:
+        worst = max(results.backtest, key=lambda test: abs(test.error))
+        text += f"; the same simulation of what the run measured is {worst.error:+.1%} off at the worst"
+    return sentence(text)
 
 
-def side_by_side(found: Sequence[SimulationResults]) -> Document:
+def side_by_side(simulations: Sequence[SimulationResults]) -> Document:
     """The largest world size of each simulation in a row, against the first."""
-    last = [one.points[-1] for one in found]
+    last = [results.points[-1] for results in simulations]
     first = last[0].samples_per_s
     rows = tuple(
         (
-            one.topology,
+            results.topology,
             p.strategy,
             str(p.world_size),
             quantity(p.step_ms),
@@ -213,7 +213,7 @@ def side_by_side(found: Sequence[SimulationResults]) -> Document:
             "-" if p.memory is None else f"{p.memory.peak_bytes / GB:.1f}",
             "-" if p.usd_per_million_samples is None else f"{p.usd_per_million_samples:.4g}",
         )
-        for one, p in zip(found, last, strict=True)
+        for results, p in zip(simulations, last, strict=True)
     )
     columns = heads(
         "machine",
@@ -231,56 +231,56 @@ def side_by_side(found: Sequence[SimulationResults]) -> Document:
     )
 
 
-def ranking(found: RankedMeshes) -> Document:
+def ranking(meshes: RankedMeshes) -> Document:
     """Which mesh comes first, why the others are slower, and how far that may be off."""
     return Document(
-        title=f"{found.model} on {found.topology}, all meshes, SIMULATED",
-        answer=_fastest(found),
-        sections=tuple(_ranked(found)),
+        title=f"{meshes.model} on {meshes.topology}, all meshes, SIMULATED",
+        answer=_fastest(meshes),
+        sections=tuple(_ranked(meshes)),
     )
 
 
-def _fastest(found: RankedMeshes) -> str:
-    if not found.ranked:
-        why = found.left_out[0].why if found.left_out else "there is no mesh"
+def _fastest(meshes: RankedMeshes) -> str:
+    if not meshes.ranked:
+        why = meshes.left_out[0].why if meshes.left_out else "there is no mesh"
         return sentence(f"simulated: no mesh gave a step; {why}")
-    first, *others = found.ranked
-    said = f"simulated: of {len(found.ranked)} meshes of {ranks(first.world_size)} {_named(first)} is fastest"
-    near = [one for one in others if not any(o.apart for o in others[: others.index(one) + 1])]
+    first, *others = meshes.ranked
+    text = f"simulated: of {len(others) + 1} meshes of {ranks(first.world_size)} {_named(first)} is fastest"
+    near = [mesh for mesh in others if not any(o.apart for o in others[: others.index(mesh) + 1])]
     if near:
-        said += f"; the ranges of {', '.join(_named(one) for one in near)} meet its own, one after the other"
-    if found.backtest:
-        worst = max(found.backtest, key=lambda test: abs(test.error))
-        said += f"; the same simulation of what the run measured is {worst.error:+.1%} off at the worst"
-    return sentence(said)
+        text += f"; the ranges of {', '.join(map(_named, near))} meet its own, one after the other"
+    if meshes.backtest:
+        worst = max(meshes.backtest, key=lambda test: abs(test.error))
+        text += f"; the same simulation of what the run measured is {worst.error:+.1%} off at the worst"
+    return sentence(text)
 
 
-def _ranked(found: RankedMeshes) -> Iterator[Section]:
-    yield Section(title="simulated", blocks=(_meshes(found),))
-    if found.left_out:
-        said = tuple(f"{_named(one)}: {one.why}" for one in found.left_out)
-        yield Section(title="meshes without a step, simulated", blocks=(lines(*said, look="prose"),))
-    yield backtest(found.backtest, found.backtest_missing)
-    yield from _limits(found)
+def _ranked(meshes: RankedMeshes) -> Iterator[Section]:
+    yield Section(title="simulated", blocks=(_meshes(meshes),))
+    if meshes.left_out:
+        reasons = tuple(f"{_named(mesh)}: {mesh.why}" for mesh in meshes.left_out)
+        yield Section(title="meshes without a step, simulated", blocks=(lines(*reasons, look="prose"),))
+    yield backtest(meshes.backtest, meshes.backtest_missing)
+    yield from _limits(meshes)
 
 
-def _meshes(found: RankedMeshes) -> Table:
+def _meshes(meshes: RankedMeshes) -> Table:
     rows = tuple(
         (
             str(place),
-            _named(one),
-            quantity(one.step_ms),
-            value_of(one.samples_per_s),
-            f"{one.over_first:.3f}",
-            NONE if one.peak_bytes is None else f"{one.peak_bytes / GB:.1f}",
-            (one.slower_by or NONE) if place > 1 else NONE,
+            _named(mesh),
+            quantity(mesh.step_ms),
+            value_of(mesh.samples_per_s),
+            f"{mesh.over_first:.3f}",
+            NONE if mesh.peak_bytes is None else f"{mesh.peak_bytes / GB:.1f}",
+            (mesh.slower_by or NONE) if place > 1 else NONE,
         )
-        for place, one in enumerate(found.ranked, 1)
+        for place, mesh in enumerate(meshes.ranked, 1)
     )
     columns = heads(
         "", "mesh", ("step", "ms"), "samples/s", "over the first", ("peak", "GB"), "slower than the one above"
     )
-    bound = "; real clusters are slower than this (upper bound)" if found.upper_bound else ""
+    bound = "; real clusters are slower than this (upper bound)" if meshes.upper_bound else ""
     return Table(
         columns=columns,
         rows=rows,
@@ -289,10 +289,10 @@ def _meshes(found: RankedMeshes) -> Table:
     )
 
 
-def _named(one: RankedMesh | MeshLeftOut) -> str:
-    degrees = {"replicate": one.replicate, "shard": one.shard, "tensor": one.tensor}
+def _named(mesh: RankedMesh | MeshLeftOut) -> str:
+    degrees = {"replicate": mesh.replicate, "shard": mesh.shard, "tensor": mesh.tensor}
     several = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
-    return f"{one.strategy} ({several})"
+    return f"{mesh.strategy} ({several})"
 
 
 def chrome(tasks: Sequence[Task], topology: str, world_size: int) -> str:

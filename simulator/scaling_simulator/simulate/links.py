@@ -129,16 +129,16 @@ def shared(topology: Topology, axes: tuple[Axis, ...]) -> tuple[str, ...]:
 
 def doubts(topology: Topology, axes: tuple[Axis, ...]) -> tuple[float, float]:
     """(relative uncertainty of the bandwidth, factor to which latencies are known), of the links in use."""
-    found = [wires(topology, axis) for axis in axes]
-    links = [w.inside for w in found if w.inside is not None]
-    links += [topology.link] if any(w.hosts > 1 for w in found) else []
+    in_use = [wires(topology, axis) for axis in axes]
+    links = [w.inside for w in in_use if w.inside is not None]
+    links += [topology.link] if any(w.hosts > 1 for w in in_use) else []
     unknown = any(link.share is None for link in links)
     return (DOUBT_UNKNOWN if unknown else DOUBT_SHARE), LATENCY_NOMINAL
 
 
 def sources(topology: Topology, axes: tuple[Axis, ...]) -> tuple[str, ...]:
     """What each axis' groups go over, in words."""
-    said = []
+    lines = []
     for axis in axes:
         w = wires(topology, axis)
         parts = []
@@ -146,8 +146,8 @@ def sources(topology: Topology, axes: tuple[Axis, ...]) -> tuple[str, ...]:
             parts.append(_said(w.inside, getattr(w.inside, "name", "inside a host"), w.inside_bytes_s))
         if w.hosts > 1:
             parts.append(_said(topology.link, f"network between {w.hosts} hosts", w.across_bytes_s))
-        said.append(f"{axis.name} ({axis.size} ranks): {'; '.join(parts)}")
-    return tuple(said)
+        lines.append(f"{axis.name} ({axis.size} ranks): {'; '.join(parts)}")
+    return tuple(lines)
 
 
 def _said(link: Link, name: str, bytes_s: float) -> str:
@@ -171,28 +171,28 @@ def _bytes_s(link: Link, topology: Topology, key: str) -> float:
 
 
 def _points(
-    topology: Topology, found: Wires, kind: str, bandwidth: float, latency: float
+    topology: Topology, over: Wires, kind: str, bandwidth: float, latency: float
 ) -> tuple[tuple[float, ...], ...]:
-    return tuple((size, _time_us(topology, found, kind, size, bandwidth, latency)) for size in SIZES)
+    return tuple((size, _time_us(topology, over, kind, size, bandwidth, latency)) for size in SIZES)
 
 
 def _time_us(
-    topology: Topology, found: Wires, kind: str, wire: float, bandwidth: float, latency: float
+    topology: Topology, over: Wires, kind: str, wire: float, bandwidth: float, latency: float
 ) -> float:
     """Time of one transfer with `wire` bytes on a rank's wire, us."""
-    n, hosts = found.axis.size, found.hosts
+    n, hosts = over.axis.size, over.hosts
     rounds = 2 if kind == "all_reduce" else 1
     between = rounds * (hosts - 1)
     within = rounds * (n - 1) - between
-    rate = found.bytes_s * bandwidth
+    rate = over.bytes_s * bandwidth
     if kind == "all_to_all":
         within = between = 1
     if kind in exchanged(topology.backend):
         # Every pair is on its own: nothing that enters a host is shared there.
-        leaving = (n - found.local) / max(1, n - 1)
-        across = found.across_bytes_s / found.local / max(leaving, 1e-9)
-        rate = min(found.inside_bytes_s, across) * bandwidth
-    inside, network = _hops_us(topology, found)
+        leaving = (n - over.local) / max(1, n - 1)
+        across = over.across_bytes_s / over.local / max(leaving, 1e-9)
+        rate = min(over.inside_bytes_s, across) * bandwidth
+    inside, network = _hops_us(topology, over)
     best = math.inf
     for protocol in range(3):
         moved = wire / (rate * REACHED[protocol]) * 1e6
@@ -208,16 +208,16 @@ def _time_us(
     return best
 
 
-def _hops_us(topology: Topology, found: Wires) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _hops_us(topology: Topology, over: Wires) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Latencies of a hop inside a host and between hosts, for each protocol."""
     kind, simple = "pci", LATENCY_PCI_US
-    if found.inside is not None:
-        words = f"{getattr(found.inside, 'name', '')} {getattr(found.inside, 'link_class', '')}".lower()
+    if over.inside is not None:
+        words = f"{getattr(over.inside, 'name', '')} {getattr(over.inside, 'link_class', '')}".lower()
         kind = "nvlink" if "nv" in words else "pci"
         named = LATENCY_NVLINK_US if kind == "nvlink" else LATENCY_PCI_US
-        simple = named if found.inside.latency_us is None else found.inside.latency_us
+        simple = named if over.inside.latency_us is None else over.inside.latency_us
     link = topology.link.latency_us
-    if link is None and found.hosts > 1 and topology.backend != "nccl":
+    if link is None and over.hosts > 1 and topology.backend != "nccl":
         raise NoPathError(
             f"topology={topology.name} gives no latency of its link: give it, such as topology.link.latency_us=20"
         )

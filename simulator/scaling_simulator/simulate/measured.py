@@ -43,13 +43,13 @@ def inputs(
     roofline: Roofline | None,
     analysis: Analysis,
     tables: Tables,
-    own: Topology,
+    home: Topology,
     asked: Topology,
     device_name: str | None,
     *,
     batch: int | None,
 ) -> Inputs:
-    """Everything that a run gives for a simulation on `asked`; `own` is its topology. InputError without kernels.
+    """Everything that a run gives for a simulation on `asked`; `home` is its topology. InputError without kernels.
 
     `batch`: samples of a rank's step in the run's arms, where that is the same at every world size.
     """
@@ -58,25 +58,25 @@ def inputs(
             f"{analysis.run.id}: has no kernel times (kernels-0.json); measure it again with this version, or simulate "
             "without a run: scaling run topology=simulated_hgx_h100"
         )
-    elsewhere = bool(asked.accelerator) and asked.accelerator != (device_name or own.accelerator)
-    ceilings = {one.name: one.best for one in roofline.ceilings} if roofline is not None else {}
-    on_cpu = own.device == "cpu"
+    elsewhere = bool(asked.accelerator) and asked.accelerator != (device_name or home.accelerator)
+    ceilings = {ceiling.name: ceiling.best for ceiling in roofline.ceilings} if roofline is not None else {}
+    on_cpu = home.device == "cpu"
     source = _measured_chip(ceilings, table, elsewhere=elsewhere)
     target, capacity = (
         sheet(asked, table.precision) if elsewhere else (source, _capacity(asked, table.precision))
     )
     alone = arms.alone_ns(analysis.points) if batch == table.batch else None
-    times, said = _times(table, source, on_cpu=on_cpu, alone_ns=alone)
+    times, notes = _times(table, source, on_cpu=on_cpu, alone_ns=alone)
     if not elsewhere:
         target = source
-    ranks = arms.between_ranks(analysis.points, tables, own, asked, elsewhere=elsewhere)
+    ranks = arms.between_ranks(analysis.points, tables, home, asked, elsewhere=elsewhere)
     slowdown, spread, crowd = ranks.slowdown, ranks.spread, ranks.neighbours
     launch_us, of_launches = _launch_us(ceilings, table, alone, measured_cpu=on_cpu, elsewhere=elsewhere)
     missing = [
         *([] if slowdown else ["how much communication slows kernels down"]),
         *([] if crowd else ["what ranks of a host cost each other's compute"]),
         *([] if spread else ["how much ranks differ (the slowest of n holds up the others)"]),
-        *([] if asked.name == own.name else ["congestion of the network"]),
+        *([] if asked.name == home.name else ["congestion of the network"]),
     ]
     where = (
         f"scaled from {device_name or 'this CPU'} to {target.name} by a roofline of both"
@@ -93,23 +93,21 @@ def inputs(
         neighbours=crowd,
         persistent=None if spread is None else spread[0],
         walk=None if spread is None else spread[1],
-        said=(
+        notes=(
             f"kernels: {len(table.kernels)} operators and shapes of the run's step, {where}",
-            *said,
+            *notes,
             f"host: {launch_us:.3g} us a launch{of_launches}",
-            *(_said("kernels are slower while communication runs", slowdown)),
-            *_said("kernels are slower where all ranks compute at once", crowd),
+            *(_sentence("kernels are slower while communication runs", slowdown)),
+            *_sentence("kernels are slower where all ranks compute at once", crowd),
             *_differs(spread),
         ),
         missing=tuple(missing),
     )
 
 
-def _said(what: str, found: Range | None) -> list[str]:
+def _sentence(what: str, span: Range | None) -> list[str]:
     return (
-        []
-        if found is None
-        else [f"{what}: {found.value:.1%} [{found.low:.1%}, {found.high:.1%}], from the run"]
+        [] if span is None else [f"{what}: {span.value:.1%} [{span.low:.1%}, {span.high:.1%}], from the run"]
     )
 
 
@@ -119,7 +117,7 @@ def _differs(spread: tuple[Range, Range] | None) -> list[str]:
     lasting, walk = spread
     over = [1e-6 * end * math.sqrt(1e8) for end in (walk.value, walk.low, walk.high)]
     return [
-        *_said("ranks differ in compute, standard deviation, for a whole step", lasting),
+        *_sentence("ranks differ in compute, standard deviation, for a whole step", lasting),
         f"and within a step by {over[0]:.3g} ms [{over[1]:.3g}, {over[2]:.3g}] after 100 ms of kernels",
         "n ranks wait for the latest of n normal draws: a heavier tail than was sampled costs more",
     ]
@@ -194,12 +192,12 @@ def _times(
     beyond = (awake - table.sum_ns) / calls if on_cpu and off < 0 else 0.0
     scale = awake / table.sum_ns if off > 0 else 1.0
     asleep = f", which sleeps {table.slept_ns / 1e6:.4g} ms besides" if table.slept_ns else ""
-    said = [f"their sum is {1 + off:.1%} of the step without timed operators ({awake / 1e6:.4g} ms{asleep})"]
+    notes = [f"their sum is {1 + off:.1%} of the step without timed operators ({awake / 1e6:.4g} ms{asleep})"]
     if abs(off) > SUM_OFF and (on_cpu or off > 0):
-        said[0] += "; it was made to fit, which is an assumption"
+        notes[0] += "; it was made to fit, which is an assumption"
     over = max(1.0, alone_ns - table.slept_ns) / awake if on_cpu and alone_ns else 1.0
     if over != 1:
-        said.append(f"they are scaled by {over:.3f}, to a rank's step alone over the whole run")
+        notes.append(f"they are scaled by {over:.3f}, to a rank's step alone over the whole run")
     us = {kernel.key: (kernel.time_ns * scale + beyond) * over / 1e3 for kernel in table.kernels}
     spent: dict[str, float] = {}
     least: dict[str, float] = {}
@@ -211,10 +209,10 @@ def _times(
             spent[name] = spent.get(name, 0.0) + kernel.calls * us[kernel.key] * 1e3
             least[name] = least.get(name, 0.0) + kernel.calls * ideal
     factors = {name: spent[name] / least[name] for name in spent if least[name] > 0}
-    return KernelTimes(chip=chip, us=us, factors=factors), said
+    return KernelTimes(chip=chip, us=us, factors=factors), notes
 
 
-def curves(asked: Topology, own: Topology, sources: Sequence[Linked], mesh: Mesh) -> tuple[LinkCurve, ...]:
+def curves(asked: Topology, home: Topology, sources: Sequence[Linked], mesh: Mesh) -> tuple[LinkCurve, ...]:
     """Curves of a host's back end, from what the run measured: of each axis over the links that its ranks use.
 
     All groups of an axis communicate at once, so those that leave a host share its link.
@@ -222,46 +220,46 @@ def curves(asked: Topology, own: Topology, sources: Sequence[Linked], mesh: Mesh
     n = mesh.size
     if n == 1 or not sources:
         return ()
-    same = asked == own and any(s.world_size > 1 for s in sources)
-    fabric = _inside(asked, own, sources, n)
+    same = asked == home and any(s.world_size > 1 for s in sources)
+    fabric = _inside(asked, home, sources, n)
     if fabric is None:
-        fabric = measured_fabric(asked, sources) if same else named_fabric(asked, own, sources[-1], n)
+        fabric = measured_fabric(asked, sources) if same else named_fabric(asked, home, sources[-1], n)
     levels: list[Hops] = [level.estimate() for level in fabric.levels]
     whole = (tuple(range(n)),)
-    known = max(1.0, place(whole, asked).ring)  # what was measured is a ring over all ranks
-    groups = {"*": whole, "default_pg": whole} | {f"mesh_{name}": of for name, of in mesh.axes().items()}
-    found = []
-    for group, of in groups.items():
-        placed = place(of, asked)
+    ring = max(1.0, place(whole, asked).ring)  # what was measured is a ring over all ranks
+    groups = {"*": whole, "default_pg": whole} | {f"mesh_{name}": sets for name, sets in mesh.axes().items()}
+    curves = []
+    for group, members in groups.items():
+        placed = place(members, asked)
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
             rounds = 2 if kind == "all_reduce" else 1
             share = rounds * (placed.size - 1) / placed.size
-            beside = placed.carried(kind, asked.backend) / known if placed.across else 1.0
+            beside = placed.carried(kind, asked.backend) / ring if placed.across else 1.0
             sizes = [max(1.0, wire / share) for wire in SIZES]
             fixed, moved = ring_times(levels, placed.places, sizes, beside=beside)
             us = (fixed + moved)[0] * rounds / 2 / 1e3
-            found.append(
+            curves.append(
                 LinkCurve(
                     group=group,
                     kind=kind,
                     points=tuple((wire, float(t)) for wire, t in zip(SIZES, us, strict=True)),
                 )
             )
-    return tuple(found)
+    return tuple(curves)
 
 
-def _inside(asked: Topology, own: Topology, sources: Sequence[Linked], world_size: int) -> Links | None:
+def _inside(asked: Topology, home: Topology, sources: Sequence[Linked], world_size: int) -> Links | None:
     """The link that the run measured within a host, for ranks that are all on one."""
-    return inside_fabric(asked, own, sources) if inside_one_host(world_size, asked) else None
+    return inside_fabric(asked, home, sources) if inside_one_host(world_size, asked) else None
 
 
-def inside_unknown(asked: Topology, own: Topology, sources: Sequence[Linked], mesh: Mesh) -> bool:
+def inside_unknown(asked: Topology, home: Topology, sources: Sequence[Linked], mesh: Mesh) -> bool:
     """Whether some ranks share a host, and nothing says how they are joined there: `curves` takes the outer link."""
     if asked.ranks_per_host == 1 or asked.levels or place((tuple(range(mesh.size)),), asked).local == 1:
         return False
-    if _inside(asked, own, sources, mesh.size) is not None:
+    if _inside(asked, home, sources, mesh.size) is not None:
         return False
-    return asked != own or all(own.hosts_of(s.world_size) > 1 for s in sources)
+    return asked != home or all(home.hosts_of(s.world_size) > 1 for s in sources)
 
 
 def of_the_cores(parallel: Parallel, ran: Sequence[str]) -> str | None:

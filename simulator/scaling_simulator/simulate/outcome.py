@@ -28,14 +28,14 @@ def point(
     spec: Spec,
     mesh: Mesh,
     batch: int,
-    found: Simulated,
+    simulated: Simulated,
     base: tuple[Simulated, Mesh, int] | None,
     capacity_bytes: int,
     usd_per_gpu_hour: float | None = None,
 ) -> SimulatedPoint:
     """One world size; `base`: simulation, mesh and batch of a rank at the size that efficiency is counted from."""
     n = mesh.size
-    known = {
+    facts = {
         "world_size": n,
         "hosts": -(-n // spec.topology.ranks_per_host),
         "strategy": spec.parallel.name if n > 1 else "single",
@@ -45,11 +45,11 @@ def point(
         "batch": batch,
         "capacity_bytes": capacity_bytes,
     }
-    if found.failed is not None or found.memory is None:
-        status = "oom" if found.out_of_memory else "failed"
-        fits = False if found.out_of_memory else None
-        return SimulatedPoint(**known, status=status, why=found.failed, fits=fits)  # type: ignore[arg-type]
-    steps = {step.physics: step for step in found.steps}
+    if simulated.failed is not None or simulated.memory is None:
+        status = "oom" if simulated.out_of_memory else "failed"
+        fits = False if simulated.out_of_memory else None
+        return SimulatedPoint(**facts, status=status, why=simulated.failed, fits=fits)  # type: ignore[arg-type]
+    steps = {step.physics: step for step in simulated.steps}
     step = steps[EXPECTED]
     ends = [steps[name].step_ns for name in (FAVOURABLE, UNFAVOURABLE) if name in steps]
     step_ms = _between(step.step_ns / NS_MS, [ns / NS_MS for ns in ends])
@@ -64,7 +64,7 @@ def point(
         )
         loss = _loss(steps, base, efficiency.value) if base[1].size == 1 and n > 1 else None
     return SimulatedPoint(
-        **known,  # type: ignore[arg-type]
+        **facts,  # type: ignore[arg-type]
         status="simulated",
         fits=True,
         step_ms=step_ms,
@@ -85,7 +85,7 @@ def point(
             )
             for t in step.transfers
         ),
-        memory=found.memory,
+        memory=simulated.memory,
         usd_per_million_samples=None
         if usd_per_gpu_hour is None
         else usd_per_gpu_hour * n / 3600 * 1e6 / (samples / (step.step_ns / 1e9)),
@@ -151,7 +151,7 @@ def unlike(first: Simulated, last: Simulated) -> str | None:
     """How two ranks of a world differ, where one cannot stand for the other; None where it can."""
     if first.digest != last.digest:
         return "make different transfers"
-    one, other = first.steps[0].step_ns, last.steps[0].step_ns
-    if abs(one / other - 1) > UNLIKE:
-        return f"take different steps ({one / NS_MS:.4g} and {other / NS_MS:.4g} ms)"
+    first_ns, last_ns = first.steps[0].step_ns, last.steps[0].step_ns
+    if abs(first_ns / last_ns - 1) > UNLIKE:
+        return f"take different steps ({first_ns / NS_MS:.4g} and {last_ns / NS_MS:.4g} ms)"
     return None

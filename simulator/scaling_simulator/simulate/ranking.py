@@ -22,12 +22,12 @@ SAME = 1e-3
 """A difference that is a smaller share of a step needs no reason."""
 
 
-def ranked(found: Sequence[SimulationResults]) -> RankedMeshes:
+def ranked(simulations: Sequence[SimulationResults]) -> RankedMeshes:
     """The largest world size of each simulation, the most samples a second first.
 
     Meshes differ in how many ranks share a sample, so steps are compared for the same samples.
     """
-    last = [one.points[-1] for one in found]
+    last = [results.points[-1] for results in simulations]
     ran = sorted((p for p in last if p.samples_per_s is not None), key=_rate, reverse=True)
     meshes = []
     for place, p in enumerate(ran):
@@ -51,19 +51,19 @@ def ranked(found: Sequence[SimulationResults]) -> RankedMeshes:
         for p in last
         if p.samples_per_s is None
     )
-    first = found[0]
+    first = simulations[0]
     return RankedMeshes(
         simulated=True,
         model=first.model,
         topology=first.topology,
         accelerator=first.accelerator,
         run=first.run,
-        upper_bound=any(one.upper_bound for one in found),
+        upper_bound=any(results.upper_bound for results in simulations),
         ranked=tuple(meshes),
         left_out=left_out,
-        inputs=tuple(dict.fromkeys(said for one in found for said in one.inputs)),
+        inputs=tuple(dict.fromkeys(line for results in simulations for line in results.inputs)),
         missing=first.missing,
-        warnings=tuple(dict.fromkeys(said for one in found for said in one.warnings)),
+        warnings=tuple(dict.fromkeys(line for results in simulations for line in results.warnings)),
         backtest=first.backtest,
         backtest_missing=first.backtest_missing,
     )
@@ -81,20 +81,20 @@ def slower_by(better: SimulatedPoint, worse: SimulatedPoint) -> str | None:
     ms = by * _samples(better)
     if better.step_ms is None or ms < SAME * better.step_ms.value:
         return None
-    said = {COMPUTE: "kernels take longer", HOST: "the host launches longer"}.get(
+    why = {COMPUTE: "kernels take longer", HOST: "the host launches longer"}.get(
         name, f"waits longer for {name}"
     )
-    return f"{said}, {ms:.3g} ms a step's samples"
+    return f"{why}, {ms:.3g} ms a step's samples"
 
 
 def _parts(p: SimulatedPoint) -> Mapping[str, float]:
     """ms a sample: of kernels, of exposed transfers by kind and axis, and of neither."""
     samples = _samples(p)
-    found = {COMPUTE: (p.compute_ms or 0.0) / samples, HOST: (p.idle_ms or 0.0) / samples}
-    for one in p.transfers:
-        name = f"{one.kind.replace('_', '-')} over {one.axis}"
-        found[name] = found.get(name, 0.0) + one.exposed_ms / samples
-    return found
+    parts = {COMPUTE: (p.compute_ms or 0.0) / samples, HOST: (p.idle_ms or 0.0) / samples}
+    for transfer in p.transfers:
+        name = f"{transfer.kind.replace('_', '-')} over {transfer.axis}"
+        parts[name] = parts.get(name, 0.0) + transfer.exposed_ms / samples
+    return parts
 
 
 def _samples(p: SimulatedPoint) -> float:
@@ -110,8 +110,8 @@ def _rate(p: SimulatedPoint) -> float:
 def _apart(better: SimulatedPoint, worse: SimulatedPoint) -> bool:
     """Whether the ranges that the inputs leave open do not meet."""
 
-    def ends(one: Measured | None) -> tuple[float, float]:
-        assert one is not None
-        return (one.value if one.low is None else one.low, one.value if one.high is None else one.high)
+    def ends(rate: Measured | None) -> tuple[float, float]:
+        assert rate is not None
+        return (rate.value if rate.low is None else rate.low, rate.value if rate.high is None else rate.high)
 
     return ends(worse.samples_per_s)[1] < ends(better.samples_per_s)[0]

@@ -90,7 +90,7 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
     else:
         strategies = tuple(_parallel(name, spec.topology.ranks_per_host, degrees) for name in named)
     if sequence:
-        strategies = tuple(_by_tokens(one, every=every) for one in strategies)
+        strategies = tuple(_by_tokens(strategy, every=every) for strategy in strategies)
     return Asked(
         spec=spec,
         strategies=strategies or (spec.parallel,),
@@ -112,15 +112,15 @@ def _every_mesh(spec: Spec, degrees: dict[str, int]) -> tuple[Parallel, ...]:
             f"parallel={AUTO}: all meshes of one world size are ranked; world_sizes=[64] is expected"
         )
     given = {name: degree for name, degree in degrees.items() if degree != REST}
-    found = tuple(
-        one
-        for one in every_mesh(sizes[0], given.get("tensor", spec.topology.ranks_per_host))
-        if all(getattr(one, name) == degree for name, degree in given.items())
+    meshes = tuple(
+        mesh
+        for mesh in every_mesh(sizes[0], given.get("tensor", spec.topology.ranks_per_host))
+        if all(getattr(mesh, name) == degree for name, degree in given.items())
     )
-    if not found:
+    if not meshes:
         asked = " ".join(f"parallel.{name}={degree}" for name, degree in given.items())
         raise InputError(f"{asked}: no mesh of {sizes[0]} ranks has these degrees")
-    return found
+    return meshes
 
 
 def _parallel(name: str, per_host: int, degrees: dict[str, int]) -> Parallel:
@@ -135,9 +135,9 @@ def _parallel(name: str, per_host: int, degrees: dict[str, int]) -> Parallel:
     elif "fsdp" in name:
         shard = degrees.get("shard", REST)
     replicate = degrees.get("replicate", REST) if name == "ddp" or "hsdp" in name else 1
-    found = {"replicate": replicate, "shard": shard, "tensor": tensor}
+    mesh = {"replicate": replicate, "shard": shard, "tensor": tensor}
     for axis, degree in degrees.items():
-        if degree not in (1, REST) and found[axis] != degree:
+        if degree not in (1, REST) and mesh[axis] != degree:
             raise InputError(
                 f"parallel.{axis}={degree}: parallel={name} has no ranks on this axis; parallel=hsdp has replicate and "
                 "shard, parallel=hsdp_tp tensor too"
@@ -160,8 +160,8 @@ def _by_tokens(parallel: Parallel, *, every: bool) -> Parallel:
 
 
 def _strategies(value: str) -> tuple[str, ...]:
-    found = tuple(word.strip() for word in value.strip("[]").split(",") if word.strip())
-    for name in (found or ("",)) if found != (AUTO,) else ():
+    names = tuple(word.strip() for word in value.strip("[]").split(",") if word.strip())
+    for name in (names or ("",)) if names != (AUTO,) else ():
         if name in REFUSED:
             raise InputError(
                 f"parallel={name}: {REFUSED[name]} is not simulated, since its ranks do not do alike; "
@@ -169,14 +169,14 @@ def _strategies(value: str) -> tuple[str, ...]:
             )
         if name not in NAMES:
             raise InputError(f"parallel={name}: one or more of {', '.join(NAMES)} is expected, or {AUTO}")
-    return found
+    return names
 
 
 def _degree(key: str) -> str:
     name = key.removeprefix("parallel.")
     if name not in DEGREES:
-        known = ", ".join([*(f"parallel.{d}" for d in DEGREES), SEQUENCE])
-        raise InputError(f"{key}: is not simulated; there is {known}")
+        accepted = ", ".join([*(f"parallel.{d}" for d in DEGREES), SEQUENCE])
+        raise InputError(f"{key}: is not simulated; there is {accepted}")
     return name
 
 

@@ -44,7 +44,7 @@ class Machine:
         """Curves in place of the topology's; None: the topology's own."""
         return None
 
-    def links_said(self, mesh: Mesh) -> tuple[str, ...]:
+    def link_sources(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
         return links.sources(self._topology, mesh.dimensions)
 
@@ -58,7 +58,8 @@ class Measured(Machine):
 
     def __init__(self, asked: Asked, run: Run) -> None:
         self._run, self._topology, self._own = run, asked.spec.topology, run.plan.spec.topology
-        launch = next((one for one in reversed(list(Launches(run.folder, run.plan))) if one.kernels), None)
+        launches = reversed(list(Launches(run.folder, run.plan)))
+        launch = next((launch for launch in launches if launch.kernels), None)
         environment = None if launch is None else launch.environment(0)
         self.inputs = measured.inputs(
             None if launch is None else launch.kernels,
@@ -78,15 +79,15 @@ class Measured(Machine):
             return None
         return measured.curves(self._topology, self._own, links_of(self._run), mesh)
 
-    def links_said(self, mesh: Mesh) -> tuple[str, ...]:
+    def link_sources(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
         if self._topology.backend == "nccl":
-            return super().links_said(mesh)
+            return super().link_sources(mesh)
         same = self._topology == self._own
-        said = "as the run measured them" if same else "the run's curve, with the rate that was asked for"
+        source = "as the run measured them" if same else "the run's curve, with the rate that was asked for"
         if measured.inside_unknown(self._topology, self._own, links_of(self._run), mesh):
-            said += "; within a host: not known, taken to be like the link between hosts"
-        return (said,)
+            source += "; within a host: not known, taken to be like the link between hosts"
+        return (source,)
 
     def missing(self, parallel: Parallel) -> tuple[str, ...]:
         """What was not measured of a strategy; over a host's back end, what its cores spend on one that did not run."""
@@ -97,7 +98,7 @@ class Measured(Machine):
     def test(self) -> None:
         """Simulate what the run measured, on its own machine, and compare."""
         points = [p for p in self._run.analysis.points if p.arms_ms is not None and p.step_ms is not None]
-        found = []
+        tests = []
         for p in points:
             assert p.step_ms is not None
             spec = self._run.plan.spec
@@ -108,7 +109,7 @@ class Measured(Machine):
             answer = simulate(ask)
             if answer.steps:
                 ms = answer.steps[0].step_ns / 1e6
-                found.append(
+                tests.append(
                     SimulatedBacktest(
                         world_size=p.world_size,
                         predicted_ms=ms,
@@ -116,8 +117,8 @@ class Measured(Machine):
                         error=ms / p.step_ms.value - 1,
                     )
                 )
-        self.backtest = tuple(found)
-        self.backtest_missing = None if found else "the run measured no step that could be simulated"
+        self.backtest = tuple(tests)
+        self.backtest_missing = None if tests else "the run measured no step that could be simulated"
 
 
 CHECKED_MAX = 8
@@ -139,7 +140,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Cache:
     """What simulations of one machine have in common."""
 
     alike: set[str] = field(default_factory=set)
@@ -150,32 +151,32 @@ class _Known:
 
 def simulations(words: Sequence[str]) -> list[Outcome]:
     """Simulate what a command line asks for, without a run before; one outcome for each topology and strategy."""
-    found = []
+    outcomes = []
     alike = set[str]()
     for each in topologies(words):
         asked = to_simulation(each)
-        machine, known = Machine(asked), _Known(alike=alike)
-        found += [_outcome(asked, parallel, machine, known) for parallel in asked.strategies]
-    return found
+        machine, cache = Machine(asked), _Cache(alike=alike)
+        outcomes += [_outcome(asked, parallel, machine, cache) for parallel in asked.strategies]
+    return outcomes
 
 
 def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
     """Simulate a measured run's program under other settings, with what the run measured."""
     run = Run(path)
-    found = []
+    outcomes = []
     alike = set[str]()
     # The config may leave it to the machine.
     counted = f"topology.ranks_per_host={run.plan.spec.topology.ranks_per_host}"
-    own = Measured(to_simulation((counted,), read_config(run.folder)), run)
-    own.test()
+    home = Measured(to_simulation((counted,), read_config(run.folder)), run)
+    home.test()
     for each in topologies(words):
         named = any(word.startswith(("topology=", "topology.ranks_per_host=")) for word in each)
         asked = to_simulation(each if named else [*each, counted], read_config(run.folder))
         machine = Measured(asked, run)
-        machine.backtest, machine.backtest_missing = own.backtest, own.backtest_missing
-        known = _Known(alike=alike)
-        found += [_outcome(asked, parallel, machine, known) for parallel in asked.strategies]
-    return found
+        machine.backtest, machine.backtest_missing = home.backtest, home.backtest_missing
+        cache = _Cache(alike=alike)
+        outcomes += [_outcome(asked, parallel, machine, cache) for parallel in asked.strategies]
+    return outcomes
 
 
 def topologies(words: Sequence[str]) -> Iterator[list[str]]:
@@ -189,7 +190,7 @@ def topologies(words: Sequence[str]) -> Iterator[list[str]]:
         yield [f"topology={name}" if word == named else word for word in words]
 
 
-def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) -> Outcome:
+def _outcome(asked: Asked, parallel: Parallel, machine: Machine, cache: _Cache) -> Outcome:
     """One strategy on one machine."""
     spec = dataclasses.replace(asked.spec, parallel=parallel)
     strategy, topology, inputs = parallel.name, spec.topology, machine.inputs
@@ -206,8 +207,8 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) 
             simulation(spec, mesh, inputs, batch_of(spec, mesh), own_links=machine.links(mesh))
             for mesh in meshes.values()
         ]
-        said = machine.links_said(meshes[max(sizes)])
-        check = None if strategy in known.alike else _checked_mesh(list(meshes.values()))
+        sources = machine.link_sources(meshes[max(sizes)])
+        check = None if strategy in cache.alike else _checked_mesh(list(meshes.values()))
         some = asks[-1].batch  # strong scaling's batch need not divide by the ranks that are compared
         ends = [
             simulation(spec, check, inputs, some, rank=rank, own_links=machine.links(check), whole=False)
@@ -223,26 +224,26 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) 
         """A single rank's answer is that of the strategies before, for as many samples."""
         if ask.mesh.size > 1:
             return simulate(ask)
-        if ask.batch not in known.alone:
-            known.alone[ask.batch] = simulate(ask)
-        return known.alone[ask.batch]
+        if ask.batch not in cache.alone:
+            cache.alone[ask.batch] = simulate(ask)
+        return cache.alone[ask.batch]
 
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), WORKERS_MAX)) as pool:
         answers = list(pool.map(known_or_simulated, (*reversed(asks), *ends)))
     found_ends, answers = answers[len(asks) :], answers[: len(asks)][::-1]
-    for ask, found in zip(asks, answers, strict=True):
+    for ask, simulated in zip(asks, answers, strict=True):
         mesh, batch = ask.mesh, ask.batch
-        warnings |= dict.fromkeys(found.warnings)
-        if base is None and found.failed is None:
-            base = (found, mesh, batch)
+        warnings |= dict.fromkeys(simulated.warnings)
+        if base is None and simulated.failed is None:
+            base = (simulated, mesh, batch)
         if mesh.size in spec.world_sizes:
-            last = found if found.steps else last
+            last = simulated if simulated.steps else last
             points.append(
-                point(spec, mesh, batch, found, base, inputs.capacity_bytes, asked.usd_per_gpu_hour)
+                point(spec, mesh, batch, simulated, base, inputs.capacity_bytes, asked.usd_per_gpu_hour)
             )
     if check is not None:
         _require_alike(strategy, check, found_ends)
-        known.alike.add(strategy)
+        cache.alike.add(strategy)
     if any(p.efficiency is not None and p.efficiency.value > 1 for p in points):
         warnings[BEYOND] = None
     if topology.note:
@@ -250,7 +251,7 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) 
     results = SimulationResults(
         simulated=True,
         model=spec.model.name,
-        parameters=max(found.parameters for found in answers),
+        parameters=max(simulated.parameters for simulated in answers),
         precision=spec.precision,
         topology=topology.name,
         accelerator=inputs.chip.name,
@@ -260,7 +261,7 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) 
         base_world_size=None if base is None else base[1].size,
         upper_bound=inputs.upper_bound or machine.missing(parallel) != inputs.missing,
         points=tuple(points),
-        inputs=(*inputs.said, *(f"links: {line}" for line in said)),
+        inputs=(*inputs.notes, *(f"links: {line}" for line in sources)),
         missing=machine.missing(parallel),
         warnings=tuple(warnings),
         backtest=machine.backtest,
