@@ -62,7 +62,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
     }
     unused = {n: detail.unused for n, detail in compared.items() if detail and detail.unused}
     records |= {n: records[n].without_details() for n in unused}
-    few = {n: why for n, found in records.items() if (why := details.too_few(found))}
+    few = {n: why for n, trial in records.items() if (why := details.too_few(trial))}
     records |= {n: records[n].without_detailed_arms() for n in few}
     unused |= few
     over = base_world_size(plan, records)

@@ -48,7 +48,7 @@ CHUNK = 3
 LEAST_GAIN = 0.02
 """A part that takes a smaller fraction of the time is not left out: that would gain nothing."""
 ROUNDS = "all rounds but the first"
-"""Of what only some rounds need to have (settings.plan.SAMPLED)."""
+"""Parts that only some rounds need to have (settings.plan.SAMPLED)."""
 MOSTLY = 0.5
 """A step mostly waits for data if the exchange of its gradients takes a larger share of it."""
 ROOM = 1.6
