@@ -39,6 +39,14 @@ class ScalingCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             self._step.__exit__(None, None, None)
             self._step = None
 
+    def on_evaluate(self, *_state: Any, **_more: Any) -> None:
+        """What came behind the step was an evaluation."""
+        self._probe._lap("evaluation")  # noqa: SLF001  # this is a part of the probe
+
+    def on_save(self, *_state: Any, **_more: Any) -> None:
+        """What came behind the step, or behind its evaluation, was a save."""
+        self._probe._lap("save")  # noqa: SLF001
+
     def on_train_end(self, *_state: Any, **_more: Any) -> None:
         """Write what is left; after an exception the end of the process does so."""
         self._probe.close()

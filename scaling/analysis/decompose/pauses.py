@@ -11,6 +11,7 @@ Steps of known events and of grids are left out of every other figure; what stay
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,6 @@ LONG_PAUSE_NS = 1_000_000_000
 """A longer gap is a pause, whatever the loop did."""
 UNKNOWN = "unknown"
 NOT_THE_LOOP = (BESIDE_SAVE, BASELINE)
-BESIDE_FLOOR = 0.01
-"""Steps beside a save that are slower by less stay in the figures."""
 ROUNDS_LEFT = 3
 """No step is left out where an arm would have fewer rounds."""
 
@@ -90,20 +89,26 @@ def beside(tables: Tables, plan: Plan) -> Beside:
     for (kind, every), alike in groups.items():
         events = [event for group in alike for event in group.events]
         if every or kind in (COLLECTION, ALLOCATOR):
-            stalls.append(_stall(kind, every, events, sum(group.steps for group in alike), wall_s))
+            stalls.append(
+                _stall(kind, every, events, sum(group.steps for group in alike), wall_s, plan.ranks)
+            )
         if kind not in (COLLECTION, ALLOCATOR) and (kind or not every):
             pauses.setdefault(kind, []).extend(events)
-    counted = [_pause(kind, events, wall_s) for kind, events in pauses.items()]
-    saves = _saves(tables)
-    if saves:
-        seconds = sum(record.more_ns for _, record in saves) / 1e9
+    counted = [_pause(kind, events, wall_s, plan.ranks) for kind, events in pauses.items()]
+    if saves := _saves(tables):
+        by_rank: dict[int, list[float]] = {}
+        for rank, record in saves:
+            by_rank.setdefault(rank, []).append(record.more_ns / 1e9)
+        longest = max(by_rank.values(), key=sum)
+        slowed = _slowed(tables, _overlapping(tables, saves))
+        seconds = Measured(sum(longest), n=len(longest))
         counted.append(
             Pause(
                 kind=BESIDE_SAVE,
-                count=len(saves),
-                seconds=Measured(seconds, n=len(saves)),
+                count=len(longest),
+                seconds=seconds,
                 where="beside steps",
-                steps_beside=_slowed(tables, _overlapping(tables, saves)),
+                steps_beside=slowed,
             )
         )
     return Beside(
@@ -116,27 +121,19 @@ def disturbed(tables: Tables, plan: Plan) -> pl.DataFrame:
     """(launch, block) of the blocks whose steps are left out of other figures."""
     records = [pair for group in _groups(tables, plan) for event in group.events for pair in event.records]
     left_out = _overlapping(tables, records)
-    near = _overlapping(tables, saves) if (saves := _saves(tables)) else left_out.clear()
-    slowed = _slowed(tables, near)
-    if slowed is not None and slowed.surely_above(1 + BESIDE_FLOOR):
-        left_out = pl.concat([left_out, near]).unique()
+    near = pl.concat([left_out, _overlapping(tables, _saves(tables))]).unique()
     kept = in_memory(
         tables.blocks.filter(pl.col("round") >= 0).select("launch", "block", "round", "arm", "detailed")
     )
     arms = ["arm", "detailed"]
     rounds = pl.struct("launch", "round").n_unique()
-    left = kept.join(left_out, on=["launch", "block"], how="anti").group_by(arms).agg(left=rounds)
-    few = (
-        kept.group_by(arms)
-        .agg(all=rounds)
-        .join(left, on=arms, how="left")
-        .with_columns(pl.col("left").fill_null(0))
-    )
-    return (
-        left_out.clear()
-        if few.filter(pl.col("left") < pl.min_horizontal("all", ROUNDS_LEFT)).height
-        else left_out
-    )
+    before = kept.group_by(arms).agg(all=rounds)
+    for some in (near, left_out):
+        left = kept.join(some, on=["launch", "block"], how="anti").group_by(arms).agg(left=rounds)
+        both = before.join(left, on=arms, how="left").with_columns(pl.col("left").fill_null(0))
+        if both.filter(pl.col("left") < pl.min_horizontal("all", ROUNDS_LEFT)).is_empty():
+            return some
+    return left_out.clear()
 
 
 def _groups(tables: Tables, plan: Plan) -> Iterator[_Group]:
@@ -249,7 +246,9 @@ def _more_ns(record: PauseRecord) -> int:
     return record.gap_ns if record.more_ns < 0 else record.more_ns
 
 
-def _stall(kind: str, every: int | None, events: Sequence[_Event], steps: int, wall_s: float) -> Stall:
+def _stall(
+    kind: str, every: int | None, events: Sequence[_Event], steps: int, wall_s: float, world_size: int
+) -> Stall:
     """By how much each of some steps is longer, and what that is a step."""
     each = np.array([event.more_ns for event in events]) / 1e6
     spread = float(each.std(ddof=1)) / len(each) ** 0.5 if len(each) > 1 else None
@@ -260,27 +259,27 @@ def _stall(kind: str, every: int | None, events: Sequence[_Event], steps: int, w
         every_steps=every,
         cost_ms=longer * (1 / every if every else len(each) / steps),
         longer_ms=longer,
-        where=_where(events),
+        where=_where(events, world_size),
         wall_share=min(1.0, float(each.sum()) / 1e3 / wall_s) if wall_s else 0.0,
     )
 
 
-def _pause(kind: str, events: Sequence[_Event], wall_s: float) -> Pause:
+def _pause(kind: str, events: Sequence[_Event], wall_s: float, world_size: int) -> Pause:
     seconds = sum(event.more_ns for event in events) / 1e9
     return Pause(
         kind=kind or UNKNOWN,
         count=len(events),
         seconds=Measured(seconds, n=len(events)),
-        where=_where(events),
+        where=_where(events, world_size),
         wall_share=min(1.0, seconds / wall_s) if wall_s else 0.0,
     )
 
 
-def _where(events: Sequence[_Event]) -> str:
+def _where(events: Sequence[_Event], world_size: int) -> str:
     """Between steps or in them, and the rank where it is one alone."""
     ranks = frozenset().union(*(event.ranks for event in events))
     where = "between steps" if sum(event.between for event in events) * 2 > len(events) else "in steps"
-    return f"{where}, on rank {min(ranks)}" if len(ranks) == 1 else where
+    return f"{where}, on rank {min(ranks)}" if len(ranks) == 1 < world_size else where
 
 
 def _saves(tables: Tables) -> list[tuple[int, PauseRecord]]:
@@ -314,13 +313,16 @@ def _overlapping(tables: Tables, records: Sequence[tuple[int, PauseRecord]]) -> 
 def _slowed(tables: Tables, near: pl.DataFrame) -> Measured | None:
     """Plain steps of some blocks over those of the others; None where either are too few."""
     plain = in_memory(tables.blocks.filter((pl.col("arm") == PLAIN) & (pl.col("round") >= 0)))
-    length = ((pl.col("end_ns") - pl.col("begin_ns")) / pl.col("steps")).log().mean().alias("length")
-    each = plain.group_by("launch", "block").agg(length)
-    logs = [each.join(near, on=["launch", "block"], how=how)["length"].to_numpy() for how in ("semi", "anti")]
-    if min(map(len, logs)) < ROUNDS_LEFT:
+    length = ((pl.col("end_ns") - pl.col("begin_ns")) / pl.col("steps")).mean().alias("length")
+    blocks = plain.group_by("launch", "block").agg(length)
+    here, others = (
+        blocks.join(near, on=["launch", "block"], how=how)["length"].to_numpy() for how in ("semi", "anti")
+    )
+    n = min(len(here), len(others))
+    if n < ROUNDS_LEFT:
         return None
-    half = student(min(map(len, logs)) - 1) * float(sum(x.var(ddof=1) / len(x) for x in logs)) ** 0.5
-    return Measured.around_log(float(np.exp(logs[0].mean() - logs[1].mean())), half, min(map(len, logs)))
+    relative = [float(x.std(ddof=1) / x.mean()) / len(x) ** 0.5 for x in (here, others)]
+    return Measured.around_log(float(here.mean() / others.mean()), student(n - 1) * math.hypot(*relative), n)
 
 
 def _wall_ns(tables: Tables) -> int:

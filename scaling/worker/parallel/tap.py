@@ -209,9 +209,12 @@ class Tap:
         def noting(inner: Callable[..., Any], keys: Any, *args: Any, **named: Any) -> Any:
             if self._passing:
                 return inner(keys, *args, **named)
-            device = _first(args[sized_by]).device
+            sized = (
+                args[sized_by] if _nbytes(args[sized_by]) else args[0]
+            )  # a rank may have nothing to scatter
+            device = _first(sized).device
             group = dist.ProcessGroup.unbox(args[at])
-            seen = self._noted(kind, group, args[sized_by], _first(args[0]))
+            seen = self._noted(kind, group, sized, _first(args[0] if _nbytes(args[0]) else sized))
             waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
             if not waits:
                 self._stamp_start(seen, device)

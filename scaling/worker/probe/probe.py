@@ -333,7 +333,7 @@ class Probe:
             yield
 
     @_quiet
-    def lap(self, kind: str) -> None:
+    def _lap(self, kind: str) -> None:
         """Say that all since the last step or lap was of that kind, where a framework tells only when it ends."""
         if self._on:
             self._steps.pauses.lap(kind)

@@ -1,0 +1,60 @@
+"""A Trainer that evaluates and saves: what its callback tells is what the report counts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from scaling.cli.pipeline import rebuild
+from scaling.records.paths import RunFolder
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+pytest.importorskip("accelerate", reason="a Trainer needs accelerate")
+
+pytestmark = pytest.mark.slow
+
+STEPS, EVERY, SLOW_S = 45, 15, 0.1
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def forward(self, x, labels=None):  # a Trainer evaluates where there are labels
+        loss = self.layer(x).square().mean()
+        return {"loss": loss, "logits": loss.detach()[None]}
+
+
+class SlowTrainer(transformers.Trainer):
+    """Takes SLOW_S more to save, outside of torch.save."""
+
+    def _save(self, *given, **named):
+        time.sleep(SLOW_S)
+        super()._save(*given, **named)
+
+
+def test_evaluations_and_saves_of_a_trainer_are_pauses_of_their_own(tmp_path):
+    from scaling.integrations.huggingface import ScalingCallback  # needs transformers
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "kept"),
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to=[],
+        eval_strategy="steps",
+        eval_steps=EVERY,
+        save_steps=EVERY,
+        label_names=["labels"],
+    )
+    rows = [{"x": torch.ones(8), "labels": torch.ones(1)}] * 64
+    callback = ScalingCallback(run_dir=tmp_path / "run")
+    SlowTrainer(Model(), arguments, train_dataset=rows, eval_dataset=rows, callbacks=[callback]).train()
+    (point,) = rebuild(RunFolder(tmp_path / "run")).analysis.points
+    kinds = {pause.kind: pause for pause in point.pauses}
+    assert set(kinds) == {"evaluation", "save"}
+    assert kinds["save"].count == kinds["evaluation"].count == STEPS // EVERY
+    assert kinds["save"].seconds.value >= SLOW_S * STEPS // EVERY
