@@ -19,7 +19,7 @@ from scaling.worker.measure.inject import Faults
 from scaling.worker.parallel.ddp import accumulating
 from scaling.worker.parallel.strategy import FORWARD, Edges, Wait
 from scaling.worker.parallel.torch_private import ENGINE
-from scaling.worker.parallel.waits import BufferSync, sends_buffers
+from scaling.worker.parallel.waits import broadcasts_stamped, sends_buffers
 from scaling.worker.session.progress import beat
 
 STAMPS_A_MICRO_STEP = 7
@@ -62,13 +62,13 @@ class Loop:
         self._faults = faults
         self.stamps = STAMPS_A_MICRO_STEP * accumulation + 4
         """Number of stamps of a stamped step."""
-        self._buffers = BufferSync(module) if sends_buffers(module) else None
+        self._broadcasts = sends_buffers(module)
         self.forward_end_ns = 0
         """Host time at which the last micro-step's forward returned. DDP's ready times count from there."""
 
     def release(self) -> None:
         """Let go of the module, which may be the only one to keep a wrapper and its buckets."""
-        self.module, self._buffers = torch.nn.Identity(), None
+        self.module, self._broadcasts = torch.nn.Identity(), False
         self._accumulate = accumulating(self.module)
 
     def plain(self) -> list[int]:
@@ -89,7 +89,7 @@ class Loop:
         stamp = self._stamp
         compute_end: list[int] = []
         buffers: list[int] = []
-        with self._buffers.stamping(stamp, buffers) if self._buffers else contextlib.nullcontext():
+        with broadcasts_stamped(stamp, buffers) if self._broadcasts else contextlib.nullcontext():
             stamps = [stamp()]
             for last in self._micro_steps():
                 with self._sync(last):

@@ -16,8 +16,7 @@ Stamp the broadcast of buffers, with which DDP begins a forward.
 
 A module with buffers (BatchNorm's running statistics) takes part in a broadcast from its first rank at the begin of
 every forward that follows a reduced backward. Ranks wait for each other there, so a late rank shows in forward and not
-at the first bucket. The broadcast lies between the call of the wrapper and the call of the module inside it, so two
-hooks find it without a change to DDP.
+at the first bucket. DDP calls it by a name of torch.distributed, which is replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -403,41 +402,18 @@ def broadcast_rows(
     ]
 
 
-def will_send_buffers(ddp: DistributedDataParallel) -> bool:
-    """Whether the next forward of such a wrapper begins with a broadcast."""
-    return bool(ddp.will_sync_module_buffers())  # type: ignore[no-untyped-call]
+@contextlib.contextmanager
+def broadcasts_stamped(stamp: Callable[[], int], stamps: list[int]) -> Iterator[None]:
+    """Inside, begin and end of each broadcast of DDP's buffers are appended."""
 
+    def timed(call: Callable[..., Any], *args: Any, **named: Any) -> None:
+        stamps.append(stamp())
+        call(*args, **named)
+        stamps.append(stamp())
 
-class BufferSync:
-    """Stamps begin and end of each broadcast of a wrapper's buffers."""
-
-    def __init__(self, ddp: torch.nn.Module) -> None:
-        assert isinstance(ddp, DistributedDataParallel)
-        self._ddp = ddp
-
-    @contextlib.contextmanager
-    def stamping(self, stamp: Callable[[], int], stamps: list[int]) -> Iterator[None]:
-        """Inside, two stamps are appended for every forward with a broadcast."""
-        begun = False
-
-        def outer(_module: Any, _args: Any) -> None:
-            nonlocal begun
-            begun = will_send_buffers(self._ddp)
-            if begun:
-                stamps.append(stamp())
-
-        def inner(_module: Any, _args: Any) -> None:
-            nonlocal begun
-            if begun:
-                stamps.append(stamp())
-            begun = False
-
-        handles = [
-            self._ddp.register_forward_pre_hook(outer),
-            self._ddp.module.register_forward_pre_hook(inner),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    inner = dist._broadcast_coalesced  # type: ignore[attr-defined]  # noqa: SLF001
+    dist._broadcast_coalesced = untraced(around(inner, timed))  # type: ignore[attr-defined]  # noqa: SLF001
+    try:
+        yield
+    finally:
+        dist._broadcast_coalesced = inner  # type: ignore[attr-defined]  # noqa: SLF001

@@ -80,12 +80,14 @@ class WrappedModel:
         return withheld(self.communicators(), (), device)
 
     def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
-        """What a stamped block records: its buckets, and where its norms wait for other ranks."""
-        if not self._waits_inside():
-            return BucketDetail(self.ddp, Tap(device.clock)) if detailed else None
+        """What a detailed block records: its buckets, and where its norms wait for other ranks."""
+        if not detailed:
+            return None
         tap, group = Tap(device.clock), self.ddp.process_group
+        buckets = BucketDetail(self.ddp, tap)
+        if not self._waits_inside():
+            return buckets
         waits = InlineWaits(self._norms, group, device.clock.stamp, tap)
-        buckets = BucketDetail(self.ddp, tap) if detailed else None
         return InlineProbe(waits, buckets, self.ddp, len(self.members), layers=len(self._norms))
 
     def _waits_inside(self) -> bool:

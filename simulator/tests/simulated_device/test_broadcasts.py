@@ -32,7 +32,7 @@ def _broadcast(rank, world):
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from scaling.worker.parallel.waits import BufferSync
+    from scaling.worker.parallel.waits import broadcasts_stamped
     from scaling_simulator import trace
     from scaling_simulator.accelerator import SimulatedAccelerator
     from scaling_simulator.device import configure, line, set_link, sleep_us
@@ -51,7 +51,7 @@ def _broadcast(rank, world):
         stamps: list[int] = []
         with device.clock.window(10), trace.recorded() as tasks:
             sleep_us(late[rank])
-            with BufferSync(ddp).stamping(device.clock.stamp, stamps):
+            with broadcasts_stamped(device.clock.stamp, stamps):
                 loss = ddp(inputs).sum()
             loss.backward()  # ranks meet again behind it
         (task,) = trace.of(tasks, "broadcast")

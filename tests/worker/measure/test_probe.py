@@ -119,4 +119,4 @@ def test_only_a_wrapper_of_several_ranks_with_buffers_sends_them(two):
     for rank in two:
         assert rank["buffers"]["sends"] == [True, False, False]
         assert rank["buffers"]["without"] == []  # no_sync: the forward before reduced nothing
-        assert rank["buffers"]["hooks_left"] == 0
+        assert rank["buffers"]["put_back"]
