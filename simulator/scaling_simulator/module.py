@@ -86,18 +86,36 @@ def _devices() -> dict[str, Any]:
     }
 
 
-def _streams() -> dict[str, Any]:
-    def stream(which: Any = None, priority: int = 0, **more: Any) -> torch.Stream:
+class Stream(torch.Stream):
+    """A stream of the device, with waits in Python as torch.cuda's has them."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **more: Any) -> Stream:  # noqa: PYI034
+        """On the current device by default; `more`: the ids of a stream that there is."""
+        if more:
+            return super().__new__(cls, **more)
         index = torch.accelerator.current_device_index()
-        return torch.Stream(
-            torch.device("sim", index) if which is None else torch.device(which), priority=priority, **more
-        )
+        where = torch.device("sim", index) if device is None else torch.device(device)
+        return super().__new__(cls, where, priority=priority)
+
+    def wait_event(self, event: torch.Event) -> None:
+        """Let what comes on this stream wait for an event."""
+        super().wait_event(event)
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """Let what comes on this stream wait for what is on another one now."""
+        super().wait_stream(stream)
+
+
+def _streams() -> dict[str, Any]:
+    def current_stream(which: Any = None) -> torch.Stream:
+        now = torch.accelerator.current_stream(which)
+        return Stream(stream_id=now.stream_id, device_index=now.device_index, device_type=now.device_type)
 
     return {
         "Event": Event,
-        "Stream": stream,
+        "Stream": Stream,
         "stream": lambda s: contextlib.nullcontext() if s is None else s,
-        "current_stream": torch.accelerator.current_stream,
+        "current_stream": current_stream,
         "set_stream": torch.accelerator.set_stream,
         "synchronize": torch.accelerator.synchronize,
     }

@@ -66,7 +66,9 @@ def buffered(rank, group, inputs):
     normed = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256))
     ddp = DistributedDataParallel(normed, process_group=group)
     for _ in range(2):
-        step(ddp, inputs)  # in the second one DDP makes its buckets anew, for which ranks wait before the broadcast
+        step(
+            ddp, inputs
+        )  # in the second one DDP makes its buckets anew, for which ranks wait before the broadcast
     late: list[int] = []
     before = dist._broadcast_coalesced
     for _ in range(2):
