@@ -108,7 +108,8 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             )
         )
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
-    fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))
+    if ending.ranks_per_device == 1:  # ranks that share a device are no machine of so many devices
+        fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))
     floor = next(p.overhead.floor for p in points if p.world_size == plan.ranks)
     return Analysis(
         schema=SCHEMA,

@@ -117,7 +117,8 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
     if not (nccl.hosts or watchdog.stands or watchdog.timed_out):
         raise InputError(f"{', '.join(map(str, paths[:3]))}: no such line in it; {EXPECTED}")
     watchdog.ranks = max(watchdog.ranks, nccl.ranks)
-    findings, hosts = [*watchdog.waits(), *nccl.causes()], sorted(nccl.hosts.items())
+    findings = [*watchdog.waits(), *nccl.causes()]
+    hosts = sorted((name, h) for name, h in nccl.hosts.items() if h.sends or h.receives)
     links = [text for text in links if text is not None]
     lines = [f"# host     {name}: {h.text()}" for name, h in hosts[:SHOWN]]
     if len(hosts) > SHOWN:

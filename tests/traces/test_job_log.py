@@ -138,8 +138,25 @@ def test_a_warning_that_is_known_has_its_remedy(findings, warning, said):
     assert findings([warned("a", warning), warned("b", warning)]) == findings([warned("a", warning)])
 
 
+def test_warnings_as_nccl_2_32_writes_them(findings):
+    place = "bootstrap.cc:129 (bootstrapNetInit)"
+    assert "NCCL_SOCKET_IFNAME" in findings(
+        ["[2026-11-26 23:07:14] " + warned("a", "Bootstrap : no socket interface found", place)]
+    )
+
+
 def test_a_warning_that_is_not_known_is_repeated_without_a_remedy(findings):
     assert findings([warned("a", "Cuda failure 801 'operation not supported'")]) == ""
+
+
+def test_processes_that_each_ran_alone_are_named_and_one_process_is_not(findings):
+    text = "ncclCommInitRankConfig comm 0x7f rank 0 nranks {} cudaDev 0 nvmlDev 0 busId 60 commId 0x24 - Init START"
+    alone = [line(host, text.format(1), pid) for host, pid in (("a", 7), ("a", 8), ("b", 7))]
+    assert findings(alone).startswith(
+        "each of 3 processes ran alone, with one rank: start them with torchrun"
+    )
+    assert findings(alone[:1]) == ""
+    assert findings([*alone, line("a", text.format(3), 7)]) == ""
 
 
 def test_ranks_on_one_gpu_are_named_together(findings):
@@ -176,6 +193,11 @@ def test_a_table_in_an_output_is_held_beside_what_others_reach(tmp_path, capsys)
         "less than half, and NCCL's log says why: a, b receives over the network without GPUDirect RDMA"
         in out
     )
+
+
+@pytest.mark.parametrize("value", ["NCCL_IB_DISABLE set by environment to 0.", "NCCL_NVLS_ENABLE set to 1"])
+def test_a_setting_that_turns_nothing_off_is_no_finding(findings, value):
+    assert findings([line("a", value)]) == ""
 
 
 def test_a_job_without_such_lines_and_options_of_traces_are_refused(tmp_path, capsys):

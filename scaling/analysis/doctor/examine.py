@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scaling.analysis.decompose.roofline import roofline
-from scaling.analysis.doctor import devices, differences, habits, parity
+from scaling.analysis.doctor import devices, differences, habits, parity, preflight
+from scaling.analysis.network import links
 from scaling.analysis.results import Measured, RooflineResult, RunInfo
 from scaling.analysis.results.doctor import (
     ERROR,
@@ -92,6 +93,7 @@ def examine(
         if rows
         else None,
         memory=_memory(evidence.checks),
+        others=_others(checks, plan) if all(len(r) == 1 for r in preflight.by_device(facts)) else (),
     )
 
 
@@ -206,6 +208,12 @@ def _pairs(checks: Sequence[RankCheck]) -> tuple[PairBandwidth, ...]:
         )
         for (first, second), both in sorted(ends.items())
     )
+
+
+def _others(checks: dict[int, RankCheck], plan: Plan) -> tuple[str, ...]:
+    """What collectives reach on others' machines like this one; the pairs here are no measurement of them."""
+    names, hosts = set(map(device_name, checks.values())), {c.host for c in checks.values()}
+    return links.expected(names.pop(), plan.ranks, len(hosts)) if len(names) == 1 else ()
 
 
 def _roofline(check: RankCheck, device: str) -> RooflineResult | None:

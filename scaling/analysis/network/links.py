@@ -55,6 +55,7 @@ _REPORTS = """
 8 x A100 SXM | 1 | broadcast | 8 GiB | 234.7 | - | - | microsoft/superbenchmark, tests/data
 16 x A100 SXM | 2 | all_reduce | - | 86 | - | - | NVIDIA/nccl-tests#175, 4 x 200 Gbit/s a host
 16 x A100 SXM | 2 | all_reduce | - | 75 | - | 2.7 | NVIDIA/nccl#495, 8 x 100 Gbit/s RoCE a host
+16 x A100 SXM | 2 | all_reduce | 8 GiB | 237.94 | - | - | oracle-quickstart/oci-hpc-oke, 16 x 100 Gbit/s a host
 24 x A100 SXM | 3 | all_reduce | 128 MiB | 96 | - | - | NVIDIA/nccl-tests#119, 4 HDR cards a host
 32 x A100 SXM | 8 | all_reduce | 1 GiB | 36.6 | - | 2.18 | argonne-lcf/alcf-nccl-tests, Slingshot
 2 x H100 PCIe | 1 | all_reduce | 4 GiB | 116.34 | - | - | NVIDIA/nccl#1161, NVLink bridge
@@ -63,6 +64,8 @@ _REPORTS = """
 8 x H100 SXM | 1 | all_reduce | - | 476 | NVLS | - | NVIDIA/nccl-tests#290
 8 x H100 SXM | 1 | all_gather | - | 370 | - | - | NVIDIA/nccl-tests#212, a maintainer, rounded
 16 x H100 SXM | 2 | all_reduce | 2 GiB | 437.89 | NVLS | - | aws-samples/awsome-distributed-training, EFA
+16 x H100 SXM | 2 | all_reduce | 16 GiB | 469.21 | NVLS | - | NVIDIA/nccl-tests#309, 8 cards a host
+16 x H100 SXM | 2 | all_reduce | 8 GiB | 338.82 | - | - | lessizzmore/create-a3mega-ztan-fork, GCP A3 Mega
 2 x H100 SXM | 2 | all_reduce | 16 GiB | 50 | - | - | NVIDIA/nccl-tests#232, rounded, one card a GPU
 8 x H800 SXM | 1 | all_reduce | - | 215 | NVLS | - | NVIDIA/nccl#1374
 8 x H200 SXM | 1 | all_reduce | 8 GiB | 479.98 | NVLS | 2.20.5 | AZURE/ND_H200_v5
@@ -159,18 +162,31 @@ def beside(
     reports = like(device, gpus, hosts, collective, size_bytes)
     if not reports:
         return None
-    figures = sorted(r.busbw_gb_s for r in reports)
-    middle = median(figures)
-    span = f" ({figures[0]:.4g} to {figures[-1]:.4g}, {len(figures)} reports)" if len(figures) > 1 else ""
-    where = f"{gpus} x {reports[0].machine}" + ("" if hosts == 1 else f" on {hosts} hosts")
-    sources = "; ".join(dict.fromkeys(r.source for r in reports))
-    nvls = " with NVLS" if all(r.nvls for r in reports) else ""
-    share = busbw_gb_s / middle
+    share = busbw_gb_s / median(r.busbw_gb_s for r in reports)
     why = f"; less than half, and NCCL's log says why: {'; '.join(causes)}" if share < HALF and causes else ""
-    return (
-        f"others reach {middle:.4g}{span} GB/s in {collective} on {where}{nvls}; yours: {busbw_gb_s:.4g} at "
-        f"{format_bytes(size_bytes)}, {share:.0%} of it ({sources}){why}"
-    )
+    yours = f"yours: {busbw_gb_s:.4g} at {format_bytes(size_bytes)}, {share:.0%} of it"
+    return f"{_reach(reports)}; {yours} ({_sources(reports)}){why}"
+
+
+def _reach(reports: Sequence[Reached]) -> str:
+    """`others reach 478.9 (476 to 480.2, 3 reports) GB/s in all_reduce on 8 x H100 SXM with NVLS`."""
+    first, figures = reports[0], sorted(r.busbw_gb_s for r in reports)
+    span = f" ({figures[0]:.4g} to {figures[-1]:.4g}, {len(figures)} reports)" if len(figures) > 1 else ""
+    where = f"{first.gpus} x {first.machine}" + ("" if first.hosts == 1 else f" on {first.hosts} hosts")
+    nvls = " with NVLS" if all(r.nvls for r in reports) else ""
+    return f"others reach {median(figures):.4g}{span} GB/s in {first.collective} on {where}{nvls}"
+
+
+def _sources(reports: Sequence[Reached]) -> str:
+    return "; ".join(dict.fromkeys(r.source for r in reports))
+
+
+def expected(device: str, gpus: int, hosts: int) -> tuple[str, ...]:
+    """What others reach on such a machine with large messages, a line a collective."""
+    large = [r for r in TABLE if (r.gpus, r.hosts) == (gpus, hosts) and (r.bytes or GIB) >= GIB]
+    mine = [r for r in large if r.machine == machine_of(device)]
+    each = ([r for r in mine if r.collective == name] for name in dict.fromkeys(r.collective for r in mine))
+    return tuple(f"{_reach(reports)} ({_sources(reports)})" for reports in each)
 
 
 def beside_best(

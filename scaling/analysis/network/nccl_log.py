@@ -40,7 +40,7 @@ SHOWN = 12
 
 LINE_BYTES_MAX = 4096
 """Longer lines, which NCCL does not write, are read in parts."""
-_MESSAGE = re.compile(r"([\w.-]{1,255}):\d{1,10}:\d{1,10} \[-?\d{1,5}\] (?:\S+ )?NCCL (INFO|WARN) ")
+_MESSAGE = re.compile(r"([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[-?\d{1,5}\] (?:\S+ ){0,2}NCCL (INFO|WARN) ")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"rank \d+ nranks (\d{1,7})\b(.* - Init START)?", re.IGNORECASE)
 _VIA = re.compile(
@@ -56,7 +56,8 @@ _TWICE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on
 _TURNED_OFF = {
     "NCCL_P2P_DISABLE": "takes NVLink and PCIe peer access away",
     "NCCL_IB_DISABLE": "takes InfiniBand and RoCE away",
-    "NCCL_NVLS_ENABLE": "decides over reduction in NVSwitches",
+    "NCCL_SHM_DISABLE": "takes host memory between GPUs away: without peer access they go over the network",
+    "NCCL_NVLS_ENABLE": "takes reduction in NVSwitches away",
 }
 _DIRECT = (
     "load nvidia_peermem (or use dma-buf), and look at NCCL_NET_GDR_LEVEL, ACS and the container's devices"
@@ -125,6 +126,8 @@ class NcclLines:
     version: str | None = None
     ranks: int = 0
     """Ranks of the largest communicator."""
+    alone: set[str] = field(default_factory=set)
+    """Processes that had a communicator of one rank."""
     hosts: dict[str, HostWays] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
@@ -142,10 +145,12 @@ class NcclLines:
         ends = [*(mark.start() for mark in marks[1:]), len(line)]
         for mark, end in zip(marks, ends, strict=False):  # processes print into each other's lines
             host, text = self.hosts.setdefault(mark[1], HostWays()), line[mark.end() : end].strip()
-            if mark[2] == "WARN":
+            if mark[3] == "WARN":
                 self.warnings[text] = None
-            else:
-                world_size = self._info(host, text, world_size)
+                continue
+            world_size = self._info(host, text, world_size)
+            if (group := _GROUP.search(text)) and group[1] == "1":
+                self.alone.add(mark[1] + mark[2])
         return world_size
 
     def _info(self, host: HostWays, text: str, world_size: int) -> int:
@@ -182,11 +187,16 @@ class NcclLines:
 
     def causes(self) -> Iterator[str]:
         """Ways that are slower than they need to be, hosts that differ from the others, and warnings with a remedy."""
+        if self.ranks == 1 and len(self.alone) > 1:
+            yield (
+                f"each of {len(self.alone)} processes ran alone, with one rank: start them with torchrun, mpirun or "
+                "srun --mpi=pmix, so that they share MASTER_ADDR and WORLD_SIZE (nccl-tests: build it with MPI=1)"
+            )
         yield from _shared(self)
-        yield from _ways(self.hosts)
         yield from dict.fromkeys(filter(None, map(remedy, self.warnings)))
+        yield from _ways(self.hosts)
         for key, value in self.settings.items():
-            if key in _TURNED_OFF:
+            if key in _TURNED_OFF and (value == "0") == key.endswith("_ENABLE"):
                 yield f"{key}={value} is set, which {_TURNED_OFF[key]}"
 
 

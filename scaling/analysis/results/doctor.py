@@ -109,6 +109,8 @@ class Diagnosis(RunResults):
     roofline: RooflineResult | None
     parity: ParityTable | None
     memory: tuple[PhasePeak, ...] = ()
+    others: tuple[str, ...] = ()
+    """What collectives reach on others' machines of this kind (docs/links.md)."""
 
     @property
     def exit_code(self) -> int:

@@ -48,7 +48,11 @@ def _sections(found: Diagnosis) -> Iterator[Section]:
         yield _step(found.roofline)
     if found.parity is not None:
         yield _parity(found.parity)
-    yield Section(title="between pairs of ranks, one pair at a time", blocks=(_pairs(found.pairs),))
+    compare = (
+        "a pair alone is no collective; scaling import nccl-tests LOG compares yours (scaling trace --how)"
+    )
+    others = lines(*found.others, *(compare,) * bool(found.others), look="prose")
+    yield Section(title="between pairs of ranks, one pair at a time", blocks=(_pairs(found.pairs), others))
     yield Section(title="memory of the rank that holds most, by phase of a step", blocks=(_memory(found),))
     yield Section(title="differs between ranks", blocks=(lines(*_differences(found), look="prose"),))
     problems = Lines(items=tuple(_problems(found)), look="facts", name_width=PROBLEM_WIDTH)

@@ -24,6 +24,16 @@ def test_a_healthy_node_has_no_problem(node):
     assert [r.rank for r in found.ranks] == [0, 1, 2, 3]
 
 
+def test_a_known_machine_is_told_what_others_reach_there(node):
+    assert node.examine().others == ()
+    for rank in range(4):
+        node.change(rank, facts={"device_name": "NVIDIA GB200", "device": "cuda"})
+    (text,) = node.examine().others
+    assert text.startswith("others reach 679.6 GB/s in all_reduce on 4 x GB200 (Azure")
+    node.change(1, facts={"device_uuid": "0000-0000"})
+    assert node.examine().others == ()  # two ranks on one GPU are no machine of four
+
+
 def test_a_pcie_link_at_half_its_width_under_load(node):
     node.nvml.gpus[2].width = 8
     problem = only(node.examine())

@@ -5,7 +5,16 @@ from statistics import median
 
 import pytest
 
-from scaling.analysis.network.links import GIB, TABLE, beside, beside_runs, like, machine_of
+from scaling.analysis.network.links import (
+    GIB,
+    TABLE,
+    beside,
+    beside_best,
+    beside_runs,
+    expected,
+    like,
+    machine_of,
+)
 from scaling.analysis.results import CurvePoint, Fabric, FabricLevel, Measured
 from scaling.config.compose import requests
 from scaling.units import format_bytes
@@ -70,6 +79,40 @@ def test_the_best_size_of_a_runs_sweep_is_held_beside_them():
     (text,) = beside_runs(Fabric(levels=(level,)), "NVIDIA A100-SXM4-80GB", request.spec)
     assert "on 8 x A100 SXM; yours: 231 at 4 GiB" in text
     assert beside_runs(Fabric(levels=(level,)), "cpu", request.spec) == ()
+
+
+def test_the_best_size_that_the_table_has_is_taken():
+    points = [
+        ("all_reduce", 8, 1, GIB // 64, 500.0),
+        ("all_reduce", 8, 1, 8 * GIB, 298.0),
+        ("gather", 8, 1, GIB, 1.0),
+    ]
+    (text,) = beside_best("NVIDIA H100 80GB HBM3", points)
+    assert "yours: 298 at 8 GiB" in text
+
+
+def test_what_is_to_be_expected_of_a_machine_has_a_line_a_collective():
+    lines = expected("NVIDIA A100-SXM4-80GB", 8, 1)
+    assert [line.split(" in ")[1].split(" on ")[0] for line in lines] == [
+        "all_reduce",
+        "all_to_all",
+        "broadcast",
+    ]
+    assert lines[0].startswith(
+        "others reach 232.1 (200 to 235.3, 4 reports) GB/s in all_reduce on 8 x A100 SXM ("
+    )
+    assert expected("NVIDIA A100-SXM4-80GB", 12, 1) == expected("cpu", 8, 1) == ()
+
+
+def test_with_one_source_left_out_the_others_agree_on_one_host():
+    compared = 0
+    for r in TABLE:
+        size = r.bytes or 8 * GIB
+        rest = [o for o in like(r.machine, r.gpus, r.hosts, r.collective, size) if o.source != r.source]
+        if rest and r.hosts == 1 and size >= 4 * GIB:
+            assert abs(r.busbw_gb_s / median(o.busbw_gb_s for o in rest) - 1) <= 0.016, r
+            compared += 1
+    assert compared >= 10
 
 
 def test_every_report_has_a_source_and_stands_on_the_page():

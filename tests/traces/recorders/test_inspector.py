@@ -103,6 +103,24 @@ def test_beside_the_machines_own_curve(tmp_path, traced):
     assert row["curve_share"] == pytest.approx(0.5, rel=0.01)
 
 
+def test_the_machine_that_a_log_beside_names_is_held_beside_what_others_reach(tmp_path, traced):
+    log = tmp_path / "all_reduce.log"
+    devices = "\n".join(
+        f"#  Rank {r} Group  0 Pid {r} on a device {r} [0x0{r}] NVIDIA GeForce RTX 5090" for r in range(4)
+    )
+    row = f"{2**33} {2**31} float sum -1" + " 400000.0 21.47 32.21 0" * 2
+    log.write_text(f"# Using devices\n{devices}\n{row}\n")
+    for rank in range(4):
+        records = [dumps.record(rank, sn, 644245, size=2**33) for sn in range(9)]
+        dumps.write_records(tmp_path / f"{rank}.jsonl", records)
+    files = sorted(tmp_path.glob("*.jsonl"))
+    (text,) = traced(*files, "--beside", log)[1]["links"]
+    assert text.startswith(
+        "others reach 35 GB/s in all_reduce on 4 x RTX 5090; yours: 20 at 8 GiB, 57% of it"
+    )
+    assert traced(*files)[1]["links"] == []
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
