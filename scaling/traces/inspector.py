@@ -31,7 +31,7 @@ from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text
 from scaling.records import files
 from scaling.settings.plan import RANKS_MAX
 from scaling.traces.machines.nccl_tests import parse_log
-from scaling.traces.profiler.jobs import measured
+from scaling.traces.profiler.jobs import mean
 from scaling.traces.profiler.signs import COUNT_MAX, collective_of
 from scaling.traces.profiler.traffic import rates
 from scaling.units import format_bytes
@@ -66,7 +66,6 @@ class _Collective(msgspec.Struct):
     coll_sn: int
     coll_msg_size_bytes: int
     coll_exec_time_us: float
-    coll_timing_source: str = ""
     coll_algobw_gbs: float | None = None
 
     def contradicts(self, nbytes: int) -> bool:
@@ -77,18 +76,11 @@ class _Collective(msgspec.Struct):
         return off_us > max(1.0, APART * self.coll_exec_time_us)
 
 
-class _PointToPoint(msgspec.Struct):
-    p2p: str
-    p2p_peer: int
-    p2p_msg_size_bytes: int
-    p2p_exec_time_us: float
-
-
 class _Record(msgspec.Struct):
     header: _Header
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     coll_perf: _Collective | None = None
-    p2p_perf: _PointToPoint | None = None
+    p2p_perf: dict[str, Any] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Record)
@@ -207,22 +199,13 @@ class _Inspected:
 
     def _row(self, key: tuple[str, str, int]) -> SizeRow:
         comm, kind, nbytes = self.communicators[key[0]], key[1], key[2]
-        times = {seq: by_rank for seq, by_rank in self.sized[key].items() if by_rank}
-        whole = {seq: by_rank for seq, by_rank in times.items() if len(by_rank) == comm.ranks}
-        used = (whole or times).values()  # those of some ranks would only blur the transfer
-        transfer = measured(min(by_rank.values()) for by_rank in used)
-        time = measured(float(np.mean(list(by_rank.values()))) for by_rank in used)
-        assert time is not None
-        assert transfer is not None
-        skew = measured(
-            float(np.mean(list(by_rank.values()))) - min(by_rank.values()) for by_rank in whole.values()
-        )
+        timed = [by_rank for by_rank in self.sized[key].values() if by_rank]
+        whole = [by_rank for by_rank in timed if len(by_rank) == comm.ranks]
+        used = [np.array(list(by_rank.values())) for by_rank in whole or timed]  # of some, it holds waiting
+        transfer = mean(float(us.min()) for us in used)
         # Equal durations do not show who was last.
-        last = Counter(
-            min(by_rank, key=by_rank.__getitem__)
-            for by_rank in whole.values()
-            if len(set(by_rank.values())) > 1
-        )
+        uneven = [by_rank for by_rank in whole if len(set(by_rank.values())) > 1]
+        last = Counter(min(by_rank, key=by_rank.__getitem__) for by_rank in uneven)
         late, often = last.most_common(1)[0] if last and comm.ranks > 1 else (None, 0)
         algbw, busbw = rates(transfer, nbytes, comm.ranks, kind)
         return SizeRow(
@@ -230,11 +213,11 @@ class _Inspected:
             group_size=comm.ranks,
             collective=kind,
             bytes=nbytes,
-            count=len(times),
+            count=len(timed),
             whole=len(whole),
-            time_us=time,
+            time_us=mean(float(us.mean()) for us in used),
             transfer_us=transfer,
-            skew_us=skew,
+            skew_us=mean(float(us.mean() - us.min()) for us in used) if whole else None,
             algbw_gbit_s=algbw,
             busbw_gbit_s=busbw,
             late_rank=late,

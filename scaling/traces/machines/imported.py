@@ -148,13 +148,8 @@ def _table_lines(table: LogTable, average_gb_s: float, links: str | None) -> lis
     told = table.average_gb_s
     if told is not None:
         agree = abs(average_gb_s - told) <= 0.005 * max(told, 0.01)
-        rest = (
-            ""
-            if agree
-            else "; the log shows only some of its rows"
-            if table.elided
-            else "; they should agree"
-        )
+        why = "the log shows only some of its rows" if table.elided else "they should agree"
+        rest = "" if agree else f"; {why}"
         lines.append(
             f"# average     busbw {told * 8:.5g} Gbit/s as printed, {average_gb_s * 8:.5g} of the rows{rest}"
         )
@@ -205,10 +200,8 @@ def _measured(tables: Sequence[LogTable]) -> tuple[LogTable, Fit] | None:
 def _why_no_topology(tables: Sequence[LogTable]) -> str:
     measured = _measured(tables)
     if measured is None:
-        return next(
-            (text for t in tables for text in t.mistakes),
-            "the file holds no all_reduce that could be fitted",
-        )
+        mistakes = (text for t in tables for text in t.mistakes)
+        return next(mistakes, "the file holds no all_reduce that could be fitted")
     return (
         f"the log does not tell on how many hosts its {measured[0].world_size} ranks ran; give a file's name with "
         "it, such as 2node_all_reduce.log"
@@ -235,11 +228,5 @@ def _measured_yaml(tables: Sequence[LogTable], source: str, name: str) -> str | 
     if not table.devices:
         notes.append(f"{hosts} {'host' if hosts == 1 else 'hosts'} ({table.hosts_from})")
     machine = Layout(devices=n // hosts, pairs={}, numa=(), nics=(), notes=tuple(notes))
-    return layout.to_yaml(
-        name,
-        machine,
-        (whole,) if hosts == 1 else (),
-        f"{source} (nccl-tests)",
-        whole if hosts > 1 else None,
-        hosts,
-    )
+    inside, between = ((whole,), None) if hosts == 1 else ((), whole)
+    return layout.to_yaml(name, machine, inside, f"{source} (nccl-tests)", between, hosts)

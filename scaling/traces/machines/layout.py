@@ -18,13 +18,14 @@ from scaling.units import format_rate
 CLASSES = ("NV", "XGMI", "PIX", "PXB", "PHB", "NODE", "SYS")
 NVLINK_BIT_S = 200_000_000_000
 """One NVLink in one direction: 25 GB/s in generations 2 to 4 but GA102 (NVIDIA's whitepapers: V100, A100, H100)."""
-NVLINK_OF = (
-    (r"\bG?B[123]00\b", 400_000_000_000),
-    (r"\bG?H[12]00\b|\bH20\b|\bA[138]00\b|\bA30\b|\bV100\b", NVLINK_BIT_S),
-    (r"\bA40\b|\bA6000\b|\b3090\b", 112_500_000_000),
-    (r"\bP100\b", 160_000_000_000),
+NVLINKS = (
+    (r"\bG?B[123]00\b", range(100, 130), 400_000_000_000),
+    (r"\bA40\b|\bA6000\b|\b3090\b", range(86, 87), 112_500_000_000),
+    (r"\bG?H[12]00\b|\bH20\b|\bA[138]00\b|\bA30\b|\bV100\b", range(70, 100), NVLINK_BIT_S),
+    (r"\bP100\b", range(60, 70), 160_000_000_000),
 )
-"""One NVLink in one direction by the name of a GPU: 50, 25, 14.0625 and 20 GB/s (NVIDIA's data sheets)."""
+"""One NVLink in one direction by a GPU's name, or its compute capability, the first that holds it: 50, 14.0625 (GA102),
+25 and 20 GB/s (NVIDIA's data sheets and whitepapers)."""
 DEVICES_MAX = 512
 """Devices, and network cards, of one host that are read; the largest known has 16."""
 LINKS_MAX = 18
@@ -110,7 +111,7 @@ def levels(
 
 def nvlink_of(text: str) -> tuple[int, str] | None:
     """(bit/s, source) of one NVLink of the GPUs that a text names; None where it names none, or unlike ones."""
-    named = {bit_s: hit[0] for pattern, bit_s in NVLINK_OF if (hit := re.search(pattern, text))}
+    named = {bit_s: hit[0] for pattern, _, bit_s in NVLINKS if (hit := re.search(pattern, text))}
     return (
         None
         if len(named) != 1
@@ -161,21 +162,17 @@ def to_yaml(
         "levels:" if nested else "levels: []",
     ]
     for level in nested:
-        rate = "null" if level.rate_bit_s is None else _text(f"{level.rate_bit_s / 1e9:g}gbit")
         # A measured rate is reached in full, so its share is 1.
         latency = f", share: 1.0{_latency(level)}" if level.link_class == "measured" else ""
         named = f"name: {_text(level.name)}, link_class: {_text(level.link_class)}"
-        lines.append(f"  - {{{named}, ranks: {level.ranks}, rate: {rate}{latency},")
+        lines.append(f"  - {{{named}, ranks: {level.ranks}, rate: {_rate(level)}{latency},")
         lines.append(f"     source: {_text(level.source)}}}")
     lines.append(f"islands: {_lists(layout.islands)}")
     lines.append(f"numa: {_lists(layout.numa)}")
     lines.append("nics:" if layout.nics else "nics: []")
     for nic in layout.nics:
-        rate = "null" if nic.rate_bit_s is None else _text(f"{nic.rate_bit_s / 1e9:g}gbit")
-        near = list(nic.near)
-        lines.append(
-            f"  - {{name: {_text(nic.name)}, near: {near}, link_class: {_text(nic.link_class)}, rate: {rate}}}"
-        )
+        joined = f"near: {list(nic.near)}, link_class: {_text(nic.link_class)}, rate: {_rate(nic)}"
+        lines.append(f"  - {{name: {_text(nic.name)}, {joined}}}")
     lines.append(f"note: {_text(note)}")
     return "\n".join(lines) + "\n"
 
@@ -183,8 +180,11 @@ def to_yaml(
 def _between(link: Link | None) -> str:
     if link is None or link.rate_bit_s is None:
         return 'link: {rate: null, source: "between hosts: not in the file"}'
-    rate = _text(f"{link.rate_bit_s / 1e9:g}gbit")
-    return f"link: {{rate: {rate}, share: 1.0{_latency(link)}, source: {_text(link.source)}}}"
+    return f"link: {{rate: {_rate(link)}, share: 1.0{_latency(link)}, source: {_text(link.source)}}}"
+
+
+def _rate(link: Link | Nic) -> str:
+    return "null" if link.rate_bit_s is None else _text(f"{link.rate_bit_s / 1e9:g}gbit")
 
 
 def _latency(link: Link) -> str:

@@ -31,16 +31,8 @@ ONE_HOST_MAX = 8
 """So many ranks are taken for one host where nothing tells how many hosts there were."""
 NODES = re.compile(r"(?<![0-9])([1-9]\d{0,4})[_ -]?(?:nodes?|hosts?)(?![a-z])", re.IGNORECASE)
 _IN_NAME = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv", re.IGNORECASE
+    "(all)_?(reduce|gather|to_?all)|(reduce)_?(scatter)|(broadcast)|(send)_?(recv)", re.IGNORECASE
 )
-_COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "sendrecv": "send_recv",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +285,8 @@ def _ranks_told(table: LogTable) -> tuple[int | None, str]:
 def _collective(table: LogTable, name: str) -> tuple[str | None, str]:
     """The collective by the file's name or the shape of the rows, where these leave one."""
     possible, named = _possible(table), _IN_NAME.search(name)
-    from_name = _COLLECTIVES[re.sub("_", "", named[0].lower())] if named else None
+    words = [word.lower() for word in named.groups() if word] if named else []
+    from_name = "_".join(words).replace("toall", "to_all")
     if from_name in possible:
         return from_name, "the file's name"
     return (possible.pop(), "its redop, root, count and busbw / algbw") if len(possible) == 1 else (None, "")

@@ -140,33 +140,28 @@ def _rows(line: str, *, per_iteration: bool) -> list[Row]:
     modes = [rest[k : k + 4] for k in range(0, len(rest), wide)]
     if len(rest) % wide or not 1 <= len(modes) <= 2:
         return []
-    rows = [
-        _row(int(size), int(count), dtype, redop, root, mode, values)
-        for mode, values in zip(MODES, modes, strict=False)
-    ]
-    return [r for r in rows if r is not None] if None not in rows else []
-
-
-def _row(
-    size: int, count: int, dtype: str, redop: str | None, root: int | None, mode: str, values: list[str]
-) -> Row | None:
-    time, algbw, busbw, error = map(_number, values)
-    if time is None or algbw is None or busbw is None or (error is None and values[3] != "N/A"):
-        return None
-    return Row(
-        bytes=size,
-        count=count,
-        mode=mode,
-        dtype=dtype,
-        redop=redop,
-        root=root,
-        time_us=time,
-        algbw_gb_s=algbw,
-        busbw_gb_s=busbw,
-        rounded_gb_s=_half_digit(values[2]),
-        # The older `error` column is the largest deviation of a value, a small fraction where all is well.
-        wrong=None if error is None else int(error) if error.is_integer() else int(error > 1e-3),
-    )
+    rows = []
+    for mode, values in zip(MODES, modes, strict=False):
+        time, algbw, busbw, error = map(_number, values)
+        if time is None or algbw is None or busbw is None or (error is None and values[3] != "N/A"):
+            return []
+        rows.append(
+            Row(
+                bytes=int(size),
+                count=int(count),
+                mode=mode,
+                dtype=dtype,
+                redop=redop,
+                root=root,
+                time_us=time,
+                algbw_gb_s=algbw,
+                busbw_gb_s=busbw,
+                rounded_gb_s=_half_digit(values[2]),
+                # The older `error` column is the largest deviation of a value, a small fraction where all is well.
+                wrong=None if error is None else int(error) if error.is_integer() else int(error > 1e-3),
+            )
+        )
+    return rows
 
 
 def _half_digit(word: str) -> float:
@@ -188,7 +183,16 @@ def _from_json(text: str, where: str) -> LogTable:
         document = json.loads(text)
         config, results = document["config"], document["results"]
         per_process = int(config["nthreads"]) * int(config["ngpus"])
-        devices = [_json_device(d) for d in config.get("devices") or document.get("devices") or ()]
+        devices = [
+            LoggedDevice(
+                rank=int(d["rank"]),
+                host=str(d["hostname"]),
+                device=int(d["device"]),
+                bus=str(d["device_hex"]),
+                name=str(d["device_info"]),
+            )
+            for d in config.get("devices") or document.get("devices") or ()
+        ]
         rows = [row for result in results for row in _json_rows(result)]
         words = [str(word) for word in document.get("args", ())]
         average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
@@ -204,16 +208,6 @@ def _from_json(text: str, where: str) -> LogTable:
     if command:
         table.collective, table.how = _NAMES.get(command[1], command[1]), "its command"
     return table
-
-
-def _json_device(device: dict[str, Any]) -> LoggedDevice:
-    return LoggedDevice(
-        rank=int(device["rank"]),
-        host=str(device["hostname"]),
-        device=int(device["device"]),
-        bus=str(device["device_hex"]),
-        name=str(device["device_info"]),
-    )
 
 
 def _json_rows(result: dict[str, Any]) -> Iterator[Row]:

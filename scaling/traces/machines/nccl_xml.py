@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from scaling.errors import InputError
 from scaling.reading import DEPTH_MAX, RefusedError
 from scaling.settings.topology import Level, Nic
-from scaling.traces.machines.layout import CLASSES, DEVICES_MAX, Layout, levels, rank_of
+from scaling.traces.machines.layout import CLASSES, DEVICES_MAX, NVLINKS, Layout, levels, rank_of
 from scaling.units import format_rate
 
 EXPECTED = "the XML that NCCL reads as NCCL_TOPO_FILE is expected, with <system> at its root"
@@ -24,14 +24,6 @@ _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 _NIC_CLASSES = ("0x0200", "0x0207")
 _SWITCH = "0x0680"
 _SPEED = re.compile(r"([\d.]{1,8})\s*GT/s")
-NVLINK_BIT_S = {
-    range(60, 70): 160_000_000_000,
-    range(86, 87): 112_500_000_000,
-    range(70, 100): 200_000_000_000,
-    range(100, 130): 400_000_000_000,
-}
-"""One NVLink in one direction by compute capability, the first that holds it: 20, 14.0625 (GA102), 25 and 50 GB/s
-(NVIDIA's whitepapers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +125,9 @@ def _devices(root: ET.Element) -> tuple[list[_Device], list[tuple[str, _Device, 
             if element.find("gpu") is not None or kind.startswith(_GPU_CLASSES):
                 gpus.append(device)
             elif cards:
-                for net in cards:
-                    speed = _int(net.get("speed"))
-                    nics.append(
-                        (
-                            net.get("name") or device.bus,
-                            device,
-                            speed * 10**6 if speed and speed > 0 else None,
-                        )
-                    )
+                speeds = [max(_int(net.get("speed")) or 0, 0) * 10**6 or None for net in cards]
+                names = [net.get("name") or device.bus for net in cards]
+                nics += [(name, device, speed) for name, speed in zip(names, speeds, strict=True)]
             elif kind.startswith(_NIC_CLASSES):
                 nics.append((device.bus or f"nic{len(nics)}", device, None))
     return gpus, nics
@@ -229,7 +215,7 @@ def _levels(layout: Layout, gpus: list[_Device]) -> tuple[tuple[Level, ...], tup
         )
 
     sm = {_int(gpu.get("sm")) for g in gpus for gpu in g.element.findall("gpu")}
-    each = next((bit_s for span, bit_s in NVLINK_BIT_S.items() if sm and all(s in span for s in sm)), None)
+    each = next((bit_s for _, span, bit_s in NVLINKS if sm and all(s in span for s in sm)), None)
     capability = f"compute capability {min((s for s in sm if s is not None), default=0) / 10:.1f}"
     return levels(layout, rate, None if each is None else (each, capability))
 

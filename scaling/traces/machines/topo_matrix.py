@@ -52,10 +52,9 @@ def parse_topo(text: str, where: str) -> Layout:
 def _rocm(lines: list[str], start: int, where: str) -> Layout:
     """The matrix of link types, and the NUMA nodes below it; a PCIe link is classed by the nodes that it joins."""
     names = _names(lines[start - 1])
-    types = [line.split()[1:] for line in lines[start : start + len(names)]]
-    if len(names) > DEVICES_MAX or [line.split()[:1] for line in lines[start : start + len(names)]] != [
-        [n] for n in names
-    ]:
+    rows = [line.split() for line in lines[start : start + len(names)]]
+    types = [words[1:] for words in rows]
+    if len(names) > DEVICES_MAX or [words[:1] for words in rows] != [[n] for n in names]:
         raise InputError(
             f"{where}: its matrix of link types has no row for each of {len(names)} devices; {EXPECTED}"
         )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scaling.traces.profiler.stream import Meta
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

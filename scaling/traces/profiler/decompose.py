@@ -26,7 +26,7 @@ Two kinds at once both count: they share the step, so the kinds need not add up 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ from scaling.traces.profiler.columns import (
     minus,
     union,
 )
-from scaling.traces.profiler.signs import FAR, communication, count, launched
+from scaling.traces.profiler.signs import FAR, communication, launched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ def _device(trace: Trace) -> Parts:
         collectives=_collectives(*communicated, borders),
         stretched=_stretched(trace, kind, sending),
         guessed=guessed,
-        unknown=count(trace.names[gpu.name[i]] for i in rows if sent[i].collective == signs.UNKNOWN),
+        unknown=Counter(trace.names[gpu.name[i]] for i in rows if sent[i].collective == signs.UNKNOWN),
     )
 
 
@@ -242,7 +242,7 @@ def _cpu(trace: Trace) -> Parts:
         collectives=_collectives(*communicated, borders),
         stretched={},
         guessed={},
-        unknown=count("a call" for c in calls if c.sent.collective == signs.UNKNOWN),
+        unknown=Counter("a call" for c in calls if c.sent.collective == signs.UNKNOWN),
     )
 
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.results import Span, Timeline
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.statistics.rounds import student
-from scaling.traces.profiler.columns import Spans, minus, union
+from scaling.traces.profiler.columns import Floats, Spans, minus, union
 from scaling.traces.profiler.match import Matched, moving, shared_steps, split
 from scaling.traces.profiler.read import RankTrace, UnreadFile
 
@@ -105,25 +105,19 @@ def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
         {r: f.absurd for r, f in ranks.items() if f.absurd},
     )
     yield from lines("events that cannot be read are left out", {r: f.odd for r, f in ranks.items() if f.odd})
-    guessed: Counter[str] = Counter()
-    unknown: Counter[str] = Counter()
-    for file in ranks.values():
-        guessed.update(file.parts.guessed)
-        unknown.update(file.parts.unknown)
-    for name, count in guessed.most_common(5):
-        yield (
-            f"{_short(name)}: {count} times counted as communication, by where it was launched or its stream: "
-            "its name is not a known one"
-        )
-    for name, count in unknown.most_common(5):
-        yield f"{_short(name)}: communication of an unknown collective, {count} times"
+    guessed = "counted as communication, by where it was launched or its stream: its name is not a known one"
+    for kind, what in (("guessed", guessed), ("unknown", "communication of an unknown collective")):
+        names: Counter[str] = Counter()
+        for file in ranks.values():
+            names.update(getattr(file.parts, kind))
+        yield from (f"{name:.60}: {count} times {what}" for name, count in names.most_common(5))
     if len({f.parts.device for f in ranks.values()}) > 1:
         cpu = [r for r, f in ranks.items() if f.parts.device == "cpu"]
-        yield f"INCOMPLETE: rank {listed(cpu)}: no events of a device in its trace; its operators were counted"
+        yield f"INCOMPLETE: {ranks_text(cpu)}: no events of a device in its trace; its operators were counted"
     unseen = [r for r, f in ranks.items() if f.unseen]
     if unseen:
         yield (
-            f"INCOMPLETE: rank {listed(unseen)}: {UNSEEN}, so only launches were seen; profile with "
+            f"INCOMPLETE: {ranks_text(unseen)}: {UNSEEN}, so only launches were seen; profile with "
             "ProfilerActivity.CUDA too"
         )
     if any(f.parts.labels == ("whole trace",) for f in ranks.values()):
@@ -134,20 +128,8 @@ def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
         yield "the ranks show unlike steps; only those that all have are compared"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 60 else f"{name[:57]}..."
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """`3, 5 and 9 more`."""
-    text = ", ".join(map(str, ranks[:8]))
-    return text if len(ranks) <= 8 else f"{text} and {len(ranks) - 8} more"
-
-
 STEPS_MIN = 5
 """With fewer steps there is no interval."""
-
-Floats = NDArray[np.float64]
 
 
 def measured(values: Iterable[float]) -> Measured | None:
@@ -167,6 +149,13 @@ def measured(values: Iterable[float]) -> Measured | None:
     r = min(max(float((d[1:] * d[:-1]).sum()) / square, 0.0), 0.9) if square else 0.0
     half = student(len(x) - 1) * (square / (len(x) - 1) / len(x) * (1 + r) / (1 - r)) ** 0.5
     return Measured.around(mean, half, len(x))
+
+
+def mean(values: Iterable[float]) -> Measured:
+    """As `measured`; ValueError without values."""
+    if (result := measured(values)) is None:
+        raise ValueError("there is no value to take a mean of")
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,25 +230,21 @@ def _rank(rank: int, file: RankTrace, matched: Matched, step: int) -> list[Span]
         "exposed_transfer": minus(exposed, minus(exposed, moves)),
         "host": minus(window, union(compute, exposed)),
     }
+
+    def span(lane: str, name: str, begin: int, end: int, size: int | None = None) -> Span:
+        begin_ms, end_ms = round((begin - low) / 1e6, 4), round((end - low) / 1e6, 4)
+        return Span(rank=rank, lane=lane, name=name, begin_ms=begin_ms, end_ms=end_ms, bytes=size)
+
     spans = [
-        _span(rank, "compute", name, begin - low, end - low)
-        for name, spans_of_lane in lanes.items()
-        for begin, end in zip(*_coarse(spans_of_lane), strict=True)
+        span("compute", name, begin, end)
+        for name, busy in lanes.items()
+        for begin, end in zip(*_coarse(busy), strict=True)
     ]
     inside = np.flatnonzero((calls.begin >= low) & (calls.begin < high))[:SPANS_MAX]
-    for k, row in enumerate(inside):
-        sent = calls.sent[row]
-        spans.append(
-            _span(
-                rank,
-                "link",
-                f"{sent.collective} {k}",
-                int(calls.begin[row]) - low,
-                int(calls.end[row]) - low,
-                sent.bytes,
-            )
-        )
-    return spans
+    return spans + [
+        span("link", f"{sent.collective} {k}", int(calls.begin[row]), int(calls.end[row]), sent.bytes)
+        for k, (row, sent) in enumerate((row, calls.sent[row]) for row in inside)
+    ]
 
 
 def _coarse(spans: Spans) -> tuple[list[int], list[int]]:
@@ -271,14 +256,3 @@ def _coarse(spans: Spans) -> tuple[list[int], list[int]]:
         end = np.concatenate([spans.end[kept], spans.end[-1:]])
         return begin.tolist(), end.tolist()
     return spans.begin.tolist(), spans.end.tolist()
-
-
-def _span(rank: int, lane: str, name: str, begin: int, end: int, size: int | None = None) -> Span:
-    return Span(
-        rank=rank,
-        lane=lane,
-        name=name,
-        begin_ms=round(begin / 1e6, 4),
-        end_ms=round(end / 1e6, 4),
-        bytes=size,
-    )

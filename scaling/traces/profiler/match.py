@@ -17,13 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling.traces.profiler import signs
-from scaling.traces.profiler.columns import Ints, Spans, common, merged
+from scaling.traces.profiler.columns import Floats, Ints, Spans, common, merged
 from scaling.traces.profiler.decompose import Collectives
 
-Floats = NDArray[np.float64]
 UNSYNCHRONISED = ("send_recv", "broadcast", "scatter", "gather", "reduce", signs.UNKNOWN)
 """A rank may leave these before another has begun, so there is no instant at which all have begun."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections import Counter
 from functools import lru_cache
 from typing import Any
 
@@ -37,7 +37,7 @@ ANNOTATIONS = frozenset({"user_annotation"})
 FORWARD, BACKWARD, OPTIMIZER, INPUT, CALL, STEP = range(6)
 """Roles of host events; CALL hands a collective to its backend or waits for it."""
 
-_COLLECTIVES = (
+_WHICH = (
     ("all_reduce", r"all_?reduce|reduce_?all|cross_device_reduce|(one|two)_shot"),
     ("all_gather", r"all_?gather"),
     ("reduce_scatter", r"reduce_?scatter"),
@@ -49,7 +49,6 @@ _COLLECTIVES = (
     ("scatter", r"scatter"),
     ("reduce", r"reduce"),
 )
-_WHICH = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _COLLECTIVES)
 _LIBRARY = re.compile(
     r"nccl|rccl|oneccl|\bccl_|msccl|nvshmem|hcclk?ernel|(?:^|::|\b)deep_ep\b|multimem_(?:all|one_shot)"
     r"|cross_device_reduce|(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)\w*_?kernel"
@@ -90,7 +89,9 @@ def of_torch(name: str) -> bool:
 def collective_of(name: str) -> str:
     """The collective in a name, as torch calls it; `unknown` where there is none."""
     plain = name.split("(", maxsplit=1)[0]
-    return next((collective for collective, pattern in _WHICH if pattern.search(plain)), UNKNOWN)
+    return next(
+        (collective for collective, pattern in _WHICH if re.search(pattern, plain, re.IGNORECASE)), UNKNOWN
+    )
 
 
 def annotated(name: str) -> bool:
@@ -212,7 +213,7 @@ def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[
     carries, loose = _carrying(gpu, names, kind, call, lanes)
     kind[carries] = COMMUNICATION
     unit = _units(gpu, carries, call)
-    guessed = count(names[i] for i in gpu.name[under | only | loose])
+    guessed = Counter(names[i] for i in gpu.name[under | only | loose])
     sent: list[Sent] = [_NOTHING] * len(kind)
     for i in np.flatnonzero(kind == COMMUNICATION):
         told = trace.sent[gpu.sent[i]] if gpu.sent[i] >= 0 else None
@@ -275,11 +276,3 @@ def _lanes(gpu: DeviceEvents, sending: Ints, kernels: Ints) -> Ints:
         return streams
     share = np.bincount(index, weights=sending[kernels]) / np.bincount(index)
     return streams[share >= 0.5]
-
-
-def count(names: Iterable[str]) -> dict[str, int]:
-    """How often each name occurs."""
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.invariants import within
 from scaling.analysis.network import links
 from scaling.analysis.results import (
@@ -35,7 +36,7 @@ from scaling.analysis.results.verdicts import NOTABLE, named, undecided
 from scaling.settings.plan import TRACE, Plan, make_plan
 from scaling.settings.run import Measure, Model, Spec
 from scaling.settings.topology import BACKEND_OF, CPU, GPU, Topology
-from scaling.traces.profiler.jobs import UNSEEN, Table, TracedRanks, jobs, listed, measured, table, timeline
+from scaling.traces.profiler.jobs import UNSEEN, Table, TracedRanks, jobs, measured, table, timeline
 from scaling.traces.profiler.match import Matched, RankClock, match
 from scaling.traces.profiler.read import RankTrace, UnreadFile
 from scaling.traces.profiler.traffic import collectives, dilation, kinds, straggler, traffic
@@ -54,7 +55,7 @@ def verdicts(point: Point, traced: Traced, job: TracedRanks) -> tuple[Verdict, .
         missing = len(traced.missing_ranks)
         return (undecided(point, f"{missing} of {point.world_size} ranks have no readable trace"),)
     if job.unseen:
-        return (undecided(point, f"rank {listed(job.unseen)}: {UNSEEN}"),)
+        return (undecided(point, f"{ranks_text(job.unseen)}: {UNSEEN}"),)
     no_workers = any(file.no_workers for file in job.ranks.values())
     causes = [
         named(cause, point, share, evidence, remedies)
@@ -253,7 +254,7 @@ def analyse(
         if job.missing:
             warnings.append(
                 f"INCOMPLETE: {len(job.missing)} of {job.world_size} ranks have no readable trace "
-                f"(rank {listed(job.missing)}); means are over the others"
+                f"({ranks_text(job.missing)}); means are over the others"
             )
         warnings += [*job.warnings, *matched[job.world_size].unmatched]
         if job.world_size > 1 and not any(len(f.parts.collectives.sent) for f in job.ranks.values()):
@@ -386,13 +387,9 @@ def _point(
 
 
 def _outcome(job: TracedRanks) -> TrialStatus:
+    ranks, error = job.missing, f"no readable trace of {ranks_text(job.missing)}" if job.missing else ""
     if job.unseen and not job.missing:
-        return TrialStatus(world_size=job.world_size, status="incomplete", error=UNSEEN, rank=job.unseen[0])
-    if not job.missing:
+        ranks, error = job.unseen, UNSEEN
+    if not ranks:
         return TrialStatus(world_size=job.world_size, status="done")
-    return TrialStatus(
-        world_size=job.world_size,
-        status="incomplete",
-        error=f"no readable trace of rank {listed(job.missing)}",
-        rank=job.missing[0],
-    )
+    return TrialStatus(world_size=job.world_size, status="incomplete", error=error, rank=ranks[0])

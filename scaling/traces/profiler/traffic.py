@@ -14,9 +14,9 @@ from scaling.analysis.network.ring import SHARED, WHOLE, bus_factor
 from scaling.analysis.results import Bucket, Comm, Straggler
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.traces import Dilation, TracedCollective, TracedKind
-from scaling.traces.profiler.columns import Ints, merged
+from scaling.traces.profiler.columns import Floats, Ints, merged
 from scaling.traces.profiler.decompose import KindColumns
-from scaling.traces.profiler.jobs import Floats, Table, TracedRanks, measured
+from scaling.traces.profiler.jobs import Table, TracedRanks, mean, measured
 from scaling.traces.profiler.match import Instance, Matched
 
 
@@ -27,12 +27,7 @@ def collectives(matched: Matched) -> tuple[TracedCollective, ...]:
         kinds[instance.collective, instance.group, len(instance.ranks), instance.bytes].append(instance)
     rows = []
     for (collective, group, size, nbytes), instances in kinds.items():
-        time = measured(float((i.end - i.begin).mean()) / 1e3 for i in instances)
-        transfer = measured(i.transfer / 1e3 for i in instances)
-        assert time is not None
-        assert transfer is not None
-        skew = measured(float(i.wait.mean()) / 1e3 for i in instances)
-        assert skew is not None
+        transfer = mean(i.transfer / 1e3 for i in instances)
         late, often = Counter(i.late for i in instances).most_common(1)[0]
         algbw, busbw = rates(transfer, nbytes, size, collective)
         rows.append(
@@ -42,9 +37,9 @@ def collectives(matched: Matched) -> tuple[TracedCollective, ...]:
                 group_size=size,
                 bytes=nbytes,
                 count=len(instances),
-                time_us=time,
+                time_us=mean(float((i.end - i.begin).mean()) / 1e3 for i in instances),
                 transfer_us=transfer,
-                skew_us=skew,
+                skew_us=mean(float(i.wait.mean()) / 1e3 for i in instances),
                 algbw_gbit_s=algbw,
                 busbw_gbit_s=busbw,
                 late_rank=late,
@@ -83,21 +78,19 @@ def kinds(job: TracedRanks) -> tuple[TracedKind, ...]:
 
 
 def _kind(collective: str, group: str, size: int | None, rows: list[KindColumns], windows: int) -> TracedKind:
-    def mean(columns: Sequence[Ints], scale: float) -> Measured:
-        value = measured(np.mean([c[:windows] for c in columns], axis=0) / scale)
-        assert value is not None
-        return value
+    def over_ranks(columns: Sequence[Ints], scale: float) -> Measured:
+        return mean(np.mean([c[:windows] for c in columns], axis=0) / scale)
 
     sizes = [r.bytes[:windows] for r in rows if r.bytes is not None]
     return TracedKind(
         collective=collective,
         group=group,
         group_size=size,
-        calls=mean([r.calls for r in rows], 1.0),
+        calls=over_ranks([r.calls for r in rows], 1.0),
         bytes=round(float(np.mean(sizes))) if len(sizes) == len(rows) else None,
-        busy_ms=mean([r.busy for r in rows], 1e6),
-        exposed_ms=mean([r.exposed for r in rows], 1e6),
-        hidden_ms=mean([r.busy - r.exposed for r in rows], 1e6),
+        busy_ms=over_ranks([r.busy for r in rows], 1e6),
+        exposed_ms=over_ranks([r.exposed for r in rows], 1e6),
+        hidden_ms=over_ranks([r.busy - r.exposed for r in rows], 1e6),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from scaling.cli.main import main
 from scaling.traces.profiler.jobs import Table
 from scaling.traces.profiler.match import Instance, Matched
 from scaling.traces.profiler.traffic import traffic
@@ -69,3 +72,23 @@ def test_groups_that_share_no_rank_share_no_link(begin_ms):
     assert comm.busbw_gbit_s.value == pytest.approx(BYTES * 8 / (10 * MS))
     assert comm.hidden_share.value == pytest.approx(0)
     assert comm.bytes_per_step == BYTES
+
+
+@pytest.mark.parametrize(("host", "lines"), [("here", 1), (None, 0)])
+def test_a_traced_collective_is_held_beside_what_others_reach_where_the_hosts_are_known(
+    trace, tmp_path, capsys, host, lines
+):
+    for rank in range(2):
+        card = [{"id": 0, "name": "NVIDIA GeForce RTX 4090"}]
+        written = trace(rank, deviceProperties=card, host_name=host)
+        for k in range(3):
+            written.step(k, k * 2e6, 1.9e6).kernel("gemm", k * 2e6 + 10, 9e5, launched=k * 2e6 + 1)
+            written.all_reduce(k * 2e6 + 9.1e5, 9e5, launched=k * 2e6 + 2, elements=2**28)
+        written.write(tmp_path / f"rank-{rank}.json")
+    assert main(["trace", str(tmp_path), "--json"]) == 0
+    others = json.loads(capsys.readouterr().out)["fabric"]["others"]
+    assert len(others) == lines
+    for text in others:
+        assert text.startswith(
+            "others reach 2.24 GB/s in all_reduce on 2 x RTX 4090; yours: 1.193 at 1 GiB, 53%"
+        )
