@@ -92,6 +92,7 @@ def test_what_needs_no_baseline_is_there_and_what_needs_one_is_null(found):
     assert point.overhead.aa_floor is not None
 
 
+@pytest.mark.measures  # beside others the replay of its buckets takes longer than all waits, and no loss is split
 def test_with_a_baseline_all_of_it_is_there(found):
     (point,) = found("baseline").points
     assert point.efficiency.low < point.efficiency.value < point.efficiency.high
