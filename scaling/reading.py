@@ -77,28 +77,28 @@ def open_to_write(path: Path, *, append: bool = False, mode: int = 0o666) -> Bin
     return os.fdopen(descriptor, "wb", buffering=0)
 
 
-def _refused(found: os.stat_result, limit_bytes: int) -> RefusedError | None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = next((name for test, name in _KINDS.items() if test(found.st_mode)), "no file")
+def _refused(stats: os.stat_result, limit_bytes: int) -> RefusedError | None:
+    if not stat.S_ISREG(stats.st_mode):
+        kind = next((name for test, name in _KINDS.items() if test(stats.st_mode)), "no file")
         return RefusedError(f"it is {kind}; a regular file is expected")
-    return _too_long(found.st_size, limit_bytes) if found.st_size > limit_bytes else None
+    return _too_long(stats.st_size, limit_bytes) if stats.st_size > limit_bytes else None
 
 
 def read_bytes(path: Path, limit_bytes: int = TEXT_BYTES_MAX) -> bytes:
     """A whole file; errors as in open_file."""
     with open_file(path, limit_bytes) as file:
-        found = file.read(limit_bytes + 1)
-    if len(found) > limit_bytes:  # it grew, or its size is not known beforehand
-        raise _too_long(len(found), limit_bytes)
-    return found
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:  # it grew, or its size is not known beforehand
+        raise _too_long(len(content), limit_bytes)
+    return content
 
 
 def read_text(path: Path, limit_bytes: int = TEXT_BYTES_MAX, *, strict: bool = True) -> str:
     """A whole file as text; bytes that are not UTF-8 are refused, or replaced where `strict` is false."""
-    found = read_bytes(path, limit_bytes)
+    content = read_bytes(path, limit_bytes)
     if not strict:
-        return found.decode("utf-8", "replace")
-    return decode_text(found)
+        return content.decode("utf-8", "replace")
+    return decode_text(content)
 
 
 def read_tail(path: Path, most_bytes: int) -> bytes:
@@ -130,10 +130,10 @@ def as_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else None
 
 
-def decode_text(found: bytes) -> str:
+def decode_text(content: bytes) -> str:
     """Bytes as UTF-8; RefusedError where they are not."""
     try:
-        return found.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RefusedError(f"it is not UTF-8 (byte {error.start})") from None
 
@@ -165,15 +165,15 @@ def parse_json(data: bytes, *, any_depth: bool = False) -> Any:
 def _check(value: Any) -> None:
     left = [(value, 1)]
     while left:
-        one, depth = left.pop()
-        if isinstance(one, dict | list):
+        node, depth = left.pop()
+        if isinstance(node, dict | list):
             if depth > DEPTH_MAX:
                 raise _too_deep()
-            left += [(inner, depth + 1) for inner in (one.values() if isinstance(one, dict) else one)]
-        elif isinstance(one, int):
-            if not -INT_MAX - 1 <= one <= INT_MAX:
+            left += [(inner, depth + 1) for inner in (node.values() if isinstance(node, dict) else node)]
+        elif isinstance(node, int):
+            if not -INT_MAX - 1 <= node <= INT_MAX:
                 raise RefusedError("it has an integer of more than 64 bits")
-        elif isinstance(one, float) and not math.isfinite(one):
+        elif isinstance(node, float) and not math.isfinite(node):
             raise RefusedError("it has a number that is not finite")
 
 

@@ -26,8 +26,8 @@ def import_root() -> Path:
 
 def import_path() -> str:
     """A worker's PYTHONPATH: this package's folder, then the caller's entries, such as the folder of a model."""
-    own = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(dict.fromkeys([str(import_root()), *filter(None, own.split(os.pathsep))]))
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(dict.fromkeys([str(import_root()), *filter(None, inherited.split(os.pathsep))]))
 
 
 def require_simulator() -> None:

@@ -88,13 +88,13 @@ def ranks(world_size: int) -> str:
 
 def spans(values: Iterable[int]) -> list[str]:
     """Ranks or cores as ranges in ascending order: {0, 1, 2, 5} -> [`0-2`, `5`]."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for value in sorted(values):
-        if found and value == found[-1][1] + 1:
-            found[-1][1] = value
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
         else:
-            found.append([value, value])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
+            runs.append([value, value])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
 
 
 def hostlist(names: Iterable[str]) -> str:
@@ -105,12 +105,12 @@ def hostlist(names: Iterable[str]) -> str:
         digits = name[len(stem) :]
         numbers = numbered.setdefault((stem, len(digits)), set())
         numbers |= {int(digits)} if digits else set()
-    said = []
+    parts = []
     for (stem, width), numbers in numbered.items():
         ranges = ["-".join(end.zfill(width) for end in span.split("-")) for span in spans(numbers)]
         text = ",".join(ranges)
-        said.append(f"{stem}[{text}]" if len(numbers) > 1 else f"{stem}{text}")
-    return ",".join(said)
+        parts.append(f"{stem}[{text}]" if len(numbers) > 1 else f"{stem}{text}")
+    return ",".join(parts)
 
 
 def two_digits(number: float) -> str:

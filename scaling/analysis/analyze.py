@@ -259,7 +259,7 @@ def of_strategies(tables: Tables, plan: Plan) -> tuple[RunRecords, ...]:
 def _of_strategy(tables: Tables, plan: Plan, k: int) -> RunRecords:
     others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
     keys = in_memory(others.select("launch", "block").unique())
-    kept = {name: joined(getattr(tables, name), keys, ["launch", "block"], there=False) for name in FRAMES}
+    kept = {name: joined(getattr(tables, name), keys, ["launch", "block"], present=False) for name in FRAMES}
     return RunRecords(tables.having(kept), dataclasses.replace(plan, spec=plan.spec.strategies[k]))
 
 

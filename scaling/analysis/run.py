@@ -37,7 +37,7 @@ from scaling.records.run import Status, TrialStatus, read_largest, read_plan, re
 from scaling.records.tables import Tables, with_blocks
 from scaling.settings.batch_search import Largest
 from scaling.settings.environment import NUMA_BOUND
-from scaling.settings.estimate import said_left_out
+from scaling.settings.estimate import left_out_lines
 from scaling.settings.plan import TRACE, Plan
 
 
@@ -142,7 +142,7 @@ def _ending(
         trials=trials,
         memory={n: _memory(launches, n) for n in plan.spec.world_sizes},
         warnings=(
-            *said_left_out(plan, plan.content, largest),
+            *left_out_lines(plan, plan.content, largest),
             *checks.warnings,
             *memory.warnings(grown),
             *clocks.warnings(tables.blocks),

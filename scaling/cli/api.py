@@ -42,8 +42,8 @@ def compare(base: Run, other: Run, *, usd_per_gpu_hour: Prices = (None, None)) -
     A ratio is one of throughputs: above 1, `other` is faster. Runs that cannot be compared give a Comparison with
     `comparable` False and its `reasons`. `usd_per_gpu_hour`: the prices of both, where they are not the recorded ones.
     """
-    found = compare_all([base], [[other]], usd_per_gpu_hour=(usd_per_gpu_hour[0], usd_per_gpu_hour[1]))[0]
-    return shown_comparison(found)
+    prices = (usd_per_gpu_hour[0], usd_per_gpu_hour[1])
+    return shown_comparison(compare_all([base], [[other]], usd_per_gpu_hour=prices)[0])
 
 
 def compare_all(
@@ -57,10 +57,10 @@ def compare_all(
     base, members = bases[0], [_member(run) for run in bases]
     facts = _facts(base)
     base_sources = cache(lambda: _split_sources(base, 0))
-    found = []
+    comparisons = []
     for side, price in zip(others, prices[1:], strict=True):
         other = side[0]
-        one = compared(
+        comparison = compared(
             base.analysis,
             other.analysis,
             base.plan,
@@ -69,11 +69,11 @@ def compare_all(
             environments=(facts, _facts(other)),
             prices=(prices[0], price),
         )
-        one = with_allocations(one, members, [_member(run) for run in side])
-        if one.comparable:
-            one = with_split(one, base_sources(), _split_sources(other, 1))
-        found.append(one)
-    return found
+        comparison = with_allocations(comparison, members, [_member(run) for run in side])
+        if comparison.comparable:
+            comparison = with_split(comparison, base_sources(), _split_sources(other, 1))
+        comparisons.append(comparison)
+    return comparisons
 
 
 def sweep_of(
@@ -89,20 +89,20 @@ def sweep_of(
     pairs = []
     for group in alike(members) if equal_work else [list(range(len(runs)))]:
         first, *others = _sides([members[k] for k in group], group)
-        found = compare_all(
+        comparisons = compare_all(
             [runs[k] for k in first],
             [[runs[k] for k in side] for side in others],
             usd_per_gpu_hour=[prices[side[0]] for side in (first, *others)],
         )
-        pairs += [(one, first[0], side[0]) for one, side in zip(found, others, strict=True)]
+        pairs += [(pair, first[0], side[0]) for pair, side in zip(comparisons, others, strict=True)]
     return sweep(members), pairs
 
 
 def _sides(members: Sequence[Member], numbers: Sequence[int]) -> list[list[int]]:
     """The runs of every side, by their `numbers`. Allocations of one side alone are compared with each other."""
-    found = sides(members)
-    alone = len(found) == 1
-    return [[k] for k in numbers] if alone else [[numbers[k] for k in side] for side in found]
+    groups = sides(members)
+    alone = len(groups) == 1
+    return [[k] for k in numbers] if alone else [[numbers[k] for k in side] for side in groups]
 
 
 def _member(run: Run) -> Member:
@@ -147,10 +147,10 @@ def predict(
     asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
     require_quiet(run, anyway=anyway)
     try:
-        found = predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
+        prediction = predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
     except NoPathError as error:
         raise InputError(f"world_sizes={list(asked.world_sizes)}: {error}") from error
-    return shown_prediction(found)
+    return shown_prediction(prediction)
 
 
 def simulated(run: Run, overrides: Sequence[str]) -> bool:

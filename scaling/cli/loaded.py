@@ -68,11 +68,11 @@ class Run:
 
     def point(self, world_size: int) -> Point:
         """The results at one world size. InputError where the run has none of it."""
-        found = {p.world_size: p for p in self.analysis.points}
-        if world_size not in found:
-            there = ", ".join(map(str, found)) or "none (see analysis.inference and analysis.training)"
-            raise InputError(f"{self.path}: no world size {world_size}; the run has {there}")
-        return found[world_size]
+        points = {p.world_size: p for p in self.analysis.points}
+        if world_size not in points:
+            sizes = ", ".join(map(str, points)) or "none (see analysis.inference and analysis.training)"
+            raise InputError(f"{self.path}: no world size {world_size}; the run has {sizes}")
+        return points[world_size]
 
     @property
     def steps(self) -> pl.DataFrame:
@@ -188,14 +188,14 @@ class ShownPrediction(Prediction):
         return _drawn(print_prediction, self)
 
 
-def shown_comparison(found: Comparison) -> Comparison:
+def shown_comparison(comparison: Comparison) -> Comparison:
     """The comparison, shown as the terminal shows it."""
-    return ShownComparison(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return ShownComparison(**{field.name: getattr(comparison, field.name) for field in fields(comparison)})
 
 
-def shown_prediction(found: Prediction) -> Prediction:
+def shown_prediction(prediction: Prediction) -> Prediction:
     """The prediction, shown as the terminal shows it."""
-    return ShownPrediction(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return ShownPrediction(**{field.name: getattr(prediction, field.name) for field in fields(prediction)})
 
 
 def _drawn(draw: Callable[[Console, T], None], result: T) -> str:

@@ -60,7 +60,7 @@ def help_text(verb: str | None = None) -> str:
         return DOORS
     if verb == "all":
         return "\n".join([*(lines(name) for name in VERBS), "", COMPLETION])
-    return f"{help_of(_known(verb))}\n\nThe verb's page is docs/commands/{verb}.md."
+    return f"{help_of(_checked_verb(verb))}\n\nThe verb's page is docs/commands/{verb}.md."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,7 +138,7 @@ def _help(words: list[str]) -> int:
     return 0
 
 
-def _known(name: str) -> str:
+def _checked_verb(name: str) -> str:
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(VERBS)} is expected"
@@ -162,7 +162,7 @@ def _complete(arguments: list[str]) -> int:
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:
-    home = VERBS[_known(name)].home
+    home = VERBS[_checked_verb(name)].home
     file = home or (f"{name}_" if keyword.iskeyword(name) else name)
     module = importlib.import_module(f"scaling.cli.verbs.{file}")
     return getattr(module, name if home else "main")  # type: ignore[no-any-return]

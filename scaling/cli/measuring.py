@@ -24,7 +24,7 @@ from scaling.records.launch import Environment, Launch
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import Status
 from scaling.report.terminal import print_analysis
-from scaling.settings.estimate import said_left_out
+from scaling.settings.estimate import left_out_lines
 from scaling.settings.plan import Plan
 
 
@@ -80,7 +80,7 @@ def watch(plan: Plan, folder: RunFolder, *, rounds: bool = True) -> Status:
     from scaling.report.progress import watching  # noqa: PLC0415  rich.progress is slow to import
 
     with watching(plan, rounds=rounds) as progress:
-        for line in said_left_out(plan, plan.content):
+        for line in left_out_lines(plan, plan.content):
             progress({"said": line})
         return measure(plan, folder, progress, preflight)
 

@@ -16,7 +16,7 @@ from scaling.report.progress import takes
 from scaling.report.text import case_batches, count, precisions
 from scaling.settings import sample
 from scaling.settings.cases import batches, cases, variants
-from scaling.settings.estimate import said_left_out
+from scaling.settings.estimate import left_out_lines
 from scaling.settings.plan import ORDER, Plan
 from scaling.settings.run import WARMUP_SHARE, Spec
 from scaling.settings.schedule import round_blocks
@@ -40,7 +40,7 @@ def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "run_dir": str(folder.path),
         "seconds_max": _seconds(plan),
         "seconds": round(promise.seconds, 1) if promise else None,
-        "left_out": list(said_left_out(plan, plan.content)) if promise else None,
+        "left_out": list(left_out_lines(plan, plan.content)) if promise else None,
         "idle_rank_hours_max": _idle_rank_hours(plan),
         "commands": _commands(plan, folder).splitlines(),
     }
@@ -63,7 +63,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     if spec.model.synthetic:
         lines.append("#           SYNTHETIC compute: sleeps, not arithmetic")
     if len(spec.strategies) > 1:
-        lines.append(f"# parallel  {', '.join(one.parallel.name for one in spec.strategies)}, in turns")
+        lines.append(f"# parallel  {', '.join(s.parallel.name for s in spec.strategies)}, in turns")
     measure = spec.measure
     lines += [
         f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
@@ -179,9 +179,9 @@ def _time(plan: Plan) -> list[str]:
             f"budget{search}",
             order,
         ]
-    said = said_left_out(plan, plan.content) or ("the budget holds all of it",)
+    left_out = left_out_lines(plan, plan.content) or ("the budget holds all of it",)
     parts = takes(plan).removeprefix(": ")
-    return [f"# time      {parts}", *(f"#           {line}" for line in said), order]
+    return [f"# time      {parts}", *(f"#           {line}" for line in left_out), order]
 
 
 def _files(plan: Plan) -> list[str]:
@@ -195,13 +195,13 @@ def _start(plan: Plan) -> list[str]:
     """How long a launch on a cluster may take to begin."""
     if plan.spec.launcher != "slurm":
         return []
-    found, many = joining(plan), ranks(plan.ranks)
+    estimate, many = joining(plan), ranks(plan.ranks)
     lines = [
         f"# start-up  a launch may take {format_duration(start_limit_s(plan))} to begin: "
         f"{format_duration(plan.spec.cluster.start_s)} (cluster.start_s) and what {many} on "
-        f"{count(plan.hosts, 'host')} take to join, {found.low_s:.1f} to {found.high_s:.1f} s"
+        f"{count(plan.hosts, 'host')} take to join, {estimate.low_s:.1f} to {estimate.high_s:.1f} s"
     ]
-    if not found.measured:
+    if not estimate.measured:
         lines.append(
             f"#           that is extrapolated: joining was measured up to {MEASURED_RANKS} ranks of Gloo"
         )

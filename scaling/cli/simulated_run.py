@@ -66,8 +66,8 @@ def print_outcomes(outcomes: Sequence[Outcome], *, as_json: bool, into: Path | N
     from scaling_simulator.simulate.ranking import ranked  # noqa: PLC0415
 
     results = [outcome.results for outcome in outcomes]
-    machines = list(dict.fromkeys(one.results.topology for one in outcomes if one.every_mesh))
-    rankings = [ranked([one for one in results if one.topology == name]) for name in machines]
+    machines = list(dict.fromkeys(outcome.results.topology for outcome in outcomes if outcome.every_mesh))
+    rankings = [ranked([s for s in results if s.topology == name]) for name in machines]
     if rankings:
         if as_json:
             print_json(rankings[0] if len(rankings) == 1 else {"simulated": True, "rankings": rankings})
@@ -77,8 +77,8 @@ def print_outcomes(outcomes: Sequence[Outcome], *, as_json: bool, into: Path | N
         print_json(results[0] if len(results) == 1 else {"simulated": True, "simulations": results})
     else:
         console = Console()
-        for one in results:
-            draw(console, documents.document(one))
+        for simulation in results:
+            draw(console, documents.document(simulation))
         if len(results) > 1:
             draw(console, documents.side_by_side(results))
     for index, outcome in enumerate(outcomes if into is not None else ()):
@@ -91,4 +91,4 @@ def print_outcomes(outcomes: Sequence[Outcome], *, as_json: bool, into: Path | N
             (folder / TIMELINE).write_text(text, encoding="utf-8")
         if not as_json:
             say(f"# written to {folder}: {NAME}{f', {TIMELINE} (Perfetto)' if outcome.timeline else ''}")
-    return 0 if any(p.step_ms or p.fits is False for one in results for p in one.points) else 1
+    return 0 if any(p.step_ms or p.fits is False for simulation in results for p in simulation.points) else 1

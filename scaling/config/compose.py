@@ -78,8 +78,8 @@ def require_readable(folder: Path) -> None:
     for group in sorted(path for path in ours.iterdir() if path.is_dir()):
         for path in sorted((folder / group.name).glob("*.yaml")):
             load_file(path)
-            known = group / path.name
-            if known.is_file() and path.read_bytes() != known.read_bytes():
+            shipped = group / path.name
+            if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
                 raise InputError(
                     f"{path}: {path.parent.name}={path.stem} is one of those that come with the program, which would "
                     "be taken instead; a name of its own is expected"
@@ -122,14 +122,14 @@ def _check(where: str, group: str, package: str | None, values: dict[Any, Any]) 
         )
     for item in values.pop("defaults", None) or []:
         _check_default(where, group, item)
-    own: Any = values
+    group_values: Any = values
     if everywhere:
         for key in values:
             if key not in TOPOLOGY_SETS:
                 raise InputError(
                     f"{where}: {key}: a topology sets {', '.join(TOPOLOGY_SETS)}; an experiment sets more"
                 )
-        cluster, own = values.get("cluster") or {}, values.get(TOPOLOGY) or {}
+        cluster, group_values = values.get("cluster") or {}, values.get(TOPOLOGY) or {}
         given = {f"cluster.{key}" for key in NOT_OF_CLUSTER if key in cluster}
         given |= {f"cluster.sbatch.{key}" for key in cluster.get("sbatch") or () if key not in SBATCH}
         named = {"env": values.get("env"), "cluster.env": cluster.get("env")}
@@ -140,7 +140,7 @@ def _check(where: str, group: str, package: str | None, values: dict[Any, Any]) 
             raise InputError(
                 f"{where}: {min(given)}: a topology does not set it; give it on the command line"
             )
-    for name in own.get("env") or () if group == "cluster" else ():
+    for name in group_values.get("env") or () if group == "cluster" else ():
         if not is_of_machine(str(name)):
             raise InputError(
                 f"{where}: env.{name}: a cluster's file sets variables of NCCL, Gloo, UCX, CUDA, PyTorch and OpenMP "
@@ -204,9 +204,9 @@ def requests(verb: str, arguments: list[str], measure: Callable[[Request], float
             return measure(_request(cfg, find_machine()))
 
     arguments = [_LISTED.sub(r"\1'\2'", word) for word in arguments]
-    own = named(arguments)
-    if own is not None:
-        require_readable(own)
+    folder = named(arguments)
+    if folder is not None:
+        require_readable(folder)
     if not any(argument.startswith(("-", "hydra", "+hydra", "~")) for argument in arguments):
         return Requests(items=(_request(_composed(arguments), find_machine()),), multirun=False)
     multirun = "-m" in arguments or "--multirun" in arguments
@@ -270,15 +270,15 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
         named = {override.key_or_group for override in OverridesParser.create().parse_overrides(arguments)}
         groups = [{path.name: None} for path in resources.folder("conf").iterdir() if path.is_dir()]
         kept = {key: _literal(value) for key, value in base.items() if key in ours}
-        found = [OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))]
+        configs = [OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))]
         node = {key: value for key, value in kept.items() if key not in {"topology"} & named}
         store.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
         with (
             only_data(),
             hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"),
         ):
-            found.append(OmegaConf.to_object(hydra.compose("measured", overrides=arguments)))
-    before, after = found
+            configs.append(OmegaConf.to_object(hydra.compose("measured", overrides=arguments)))
+    before, after = configs
     assert isinstance(before, WhatIfConfig)
     assert isinstance(after, WhatIfConfig)
     return before, after
@@ -287,7 +287,7 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
 def _literal(value: Any) -> Any:
     """The value with nothing in it for OmegaConf to resolve."""
     if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
     if isinstance(value, dict):
         return {key: _literal(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -316,8 +316,8 @@ def candidates(word: str) -> list[str]:
     loader = Hydra.create_main_hydra2("scaling", search).config_loader
     plugin = next(p for p in Plugins.instance().discover(CompletionPlugin) if p.provides() == "bash")  # type: ignore[attr-defined]
     GlobalHydra.instance().clear()
-    found: list[str] = plugin(loader)._query("config", word)  # type: ignore[call-arg, attr-defined]  # noqa: SLF001
-    return found
+    completions: list[str] = plugin(loader)._query("config", word)  # type: ignore[call-arg, attr-defined]  # noqa: SLF001
+    return completions
 
 
 def _request(cfg: DictConfig, machine: Machine) -> Request:
@@ -377,7 +377,7 @@ def script_name(script: Sequence[str]) -> str:
 
 def overrides(words: Sequence[str], world_sizes: str | None) -> list[str]:
     """What to compose. InputError for a setting that a script has itself, or without any world size."""
-    found = list(words)
+    arguments = list(words)
     keys = {word.lstrip("+~").partition("=")[0] for word in words if not word.startswith("-")}
     for key in keys:
         if key.partition(".")[0].partition("@")[0] not in KEYS:
@@ -389,9 +389,9 @@ def overrides(words: Sequence[str], world_sizes: str | None) -> list[str]:
         parts = world_sizes.strip("[]").split(",")
         if not all(part.strip().isdecimal() for part in parts):
             raise InputError(f"--world-sizes {world_sizes}: numbers of ranks are expected, such as 1,2,4")
-        found.append(f"world_sizes=[{','.join(part.strip() for part in parts)}]")
+        arguments.append(f"world_sizes=[{','.join(part.strip() for part in parts)}]")
     elif "world_sizes" not in keys and not any(word.startswith("-") for word in words):
         raise InputError("scaling launch: --world-sizes is expected, such as --world-sizes 1,2,4")
     if "repeats" not in keys:
-        found.append(f"repeats={REPEATS}")
-    return found
+        arguments.append(f"repeats={REPEATS}")
+    return arguments

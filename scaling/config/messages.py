@@ -46,15 +46,15 @@ def one_line(arguments: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(_said(error)) from error
+        raise InputError(_message(error)) from error
     except (ValueError, TypeError) as error:  # Hydra takes the items of a list for names unseen: a TypeError
-        said = _no_name(arguments)
-        if said is None and not str(error).startswith(NO_NAME):
+        message = _no_name(arguments)
+        if message is None and not str(error).startswith(NO_NAME):
             raise
-        raise InputError(said or f"{NO_NAME.lower()}: a name is expected") from error
+        raise InputError(message or f"{NO_NAME.lower()}: a name is expected") from error
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Their messages run over several lines; keep what, where and what would be accepted."""
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -82,17 +82,17 @@ def _said(error: Exception) -> str:
 
 
 def _in_our_words(message: str, key: str, value: Any, beside: Sequence[str]) -> str:
-    if found := re.fullmatch(r"Ambiguous value for argument '(.+?=(.*))'", message):
-        return f"{found[1]}: one value is expected; with -m each is a run of its own (a list: [{found[2]}])"
-    if found := re.match(r"Could not append to config\. An item is already at '(.+)'", message):
-        return f"+{found[1]}: that key is there already; {found[1]}= changes it"
-    if found := re.search(r"could not be converted to (Integer|Float)|not a valid (bool)", message):
-        return f"{key}={value}: {KINDS[found[1] or found[2]]} is expected"
+    if match := re.fullmatch(r"Ambiguous value for argument '(.+?=(.*))'", message):
+        return f"{match[1]}: one value is expected; with -m each is a run of its own (a list: [{match[2]}])"
+    if match := re.match(r"Could not append to config\. An item is already at '(.+)'", message):
+        return f"+{match[1]}: that key is there already; {match[1]}= changes it"
+    if match := re.search(r"could not be converted to (Integer|Float)|not a valid (bool)", message):
+        return f"{key}={value}: {KINDS[match[1] or match[2]]} is expected"
     if message.endswith("is not Optional"):
         return f"{key}=null: a value is expected"
     if re.search(r"Cannot merge DictConfig with|is not a subclass of \w+Config", message):
-        own = next((name for name in _known() if name.startswith(f"{key}.")), f"{key}.NAME")
-        return f"{key}: its keys are set one by one, such as {own}=..."
+        example = next((name for name in _all_keys() if name.startswith(f"{key}.")), f"{key}.NAME")
+        return f"{key}: its keys are set one by one, such as {example}=..."
     if "is not a ListConfig" in message:
         return f"{key}: a list is expected, such as {key}=[{value}]"
     if "missing mandatory value" in message.lower():
@@ -108,26 +108,26 @@ def _unknown_key(message: str, key: str, beside: Sequence[str]) -> str:
     if group in ("env", "cluster.env", "cluster.sbatch"):  # the user's own names, of which none is known
         return f"{key}: a new name takes a +, as in +{key}=..."
     # A model's own keys are in no schema, only beside the one that is missing.
-    known = sorted({*_known(), *(f"{group}{dot}{name}" for name in beside)})
-    near = difflib.get_close_matches(key or message, known, n=3)
+    keys = sorted({*_all_keys(), *(f"{group}{dot}{name}" for name in beside)})
+    near = difflib.get_close_matches(key or message, keys, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `scaling run --help` for the keys there are"
     return f"{key or message}: no such key; {hint}"
 
 
-def _known() -> list[str]:
+def _all_keys() -> list[str]:
     """The keys that every configuration has."""
     return keys_of(OmegaConf.structured(Config))
 
 
 def keys_of(node: Any, prefix: str = "") -> list[str]:
     """All keys of a configuration, groups and what is in them, such as `fsdp` and `fsdp.prefetch`."""
-    found: list[str] = []
+    keys: list[str] = []
     for name in node:
         path = f"{prefix}{name}"
-        found.append(path)
+        keys.append(path)
         if not OmegaConf.is_missing(node, name) and isinstance(node[name], DictConfig):
-            found += keys_of(node[name], path + ".")
-    return found
+            keys += keys_of(node[name], path + ".")
+    return keys
 
 
 def _no_name(arguments: Sequence[str]) -> str | None:

@@ -20,13 +20,13 @@ def to_model(config: dict[str, Any], *, accelerated: bool = False) -> Model:
     `usual` has what arguments without a value are on a CPU and on an accelerator (`accelerated`): what keeps a core
     busy is over on an accelerator before the host has launched it.
     """
-    own = {"name", "_target_", "synthetic", "args", "requires", "limits", "usual"}
+    reserved = {"name", "_target_", "synthetic", "args", "requires", "limits", "usual"}
     target = config.get("_target_")
     if not isinstance(target, str) or "." not in target:
         raise InputError(
             f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory"
         )
-    args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
+    args = {str(k): v for k, v in config.items() if k not in reserved} | dict(config.get("args") or {})
     for key, (on_cpu, on_accelerator) in (config.get("usual") or {}).items():
         if args.get(key) is None:
             args[key] = on_accelerator if accelerated else on_cpu
@@ -59,7 +59,7 @@ def _without_secrets(key: str, value: Any) -> None:
 
 def to_data(config: dict[str, Any]) -> Data:
     """Where batches come from. As for a model, keys that the harness does not know are arguments."""
-    own = {"name", "_target_", "args", "workers", "prefetch", "pin_memory"}
+    reserved = {"name", "_target_", "args", "workers", "prefetch", "pin_memory"}
     target = config.get("_target_")
     if target is None:
         return Data()
@@ -75,7 +75,7 @@ def to_data(config: dict[str, Any]) -> Data:
         check_value(Data, key, value, f"data.{key}")
     if not isinstance(config.get("pin_memory", True), bool):
         raise InputError(f"data.pin_memory={config['pin_memory']}: true or false is expected")
-    args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
+    args = {str(k): v for k, v in config.items() if k not in reserved} | dict(config.get("args") or {})
     for key, value in args.items():
         if value is None:
             raise InputError(f"data.{key}: a value is expected, such as data.{key}=...")
@@ -116,12 +116,12 @@ def batches(asked: Any) -> tuple[tuple[int, ...], bool]:
     """`batch` as the batches that it lists, and whether the largest one that fits is asked for."""
     if asked is None or asked == MAX:
         return (), asked == MAX
-    found = asked if isinstance(asked, list) else [asked]
-    if not found or not all(type(b) is int and b >= 1 for b in found):
+    listed = asked if isinstance(asked, list) else [asked]
+    if not listed or not all(type(b) is int and b >= 1 for b in listed):
         raise InputError(
             f"batch={asked}: `max`, or batches of at least 1 are expected, such as batch=[1,8,32]"
         )
-    return ascending("batch", found), False
+    return ascending("batch", listed), False
 
 
 def check_cases(spec: Spec) -> None:
@@ -188,8 +188,8 @@ def _check_options(spec: Spec) -> None:
             f"mode={spec.mode}: with batch, vary or task=inference every rank has a batch of its own; use mode=weak"
         )
     if spec.data.target is not None:
-        own = spec.data.name == spec.data.target.rpartition(".")[2]
-        asked = f"data._target_={spec.data.target}" if own else f"data={spec.data.name}"
+        by_target = spec.data.name == spec.data.target.rpartition(".")[2]
+        asked = f"data._target_={spec.data.target}" if by_target else f"data={spec.data.name}"
         raise InputError(
             f"{asked}: batch, vary and task=inference take batches that the model makes up; use data=synthetic, or "
             "leave those out"

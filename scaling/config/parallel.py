@@ -19,15 +19,15 @@ def to_parallel(config: Composed, topology: Topology) -> Parallel:
 def check_parallel(spec: Spec) -> None:
     """InputError for a mesh that does not fit, or settings that no strategy of the run has."""
     _check_side_by_side(spec)
-    for one in spec.strategies:
-        _check_mesh(one)
-        _check_settings(one)
-    strategies = [one.parallel for one in spec.strategies]
-    if all(one.sharded for one in strategies):
+    for strategy in spec.strategies:
+        _check_mesh(strategy)
+        _check_settings(strategy)
+    strategies = [strategy.parallel for strategy in spec.strategies]
+    if all(parallel.sharded for parallel in strategies):
         _check_unused(
             spec, "ddp", Ddp(), "has fsdp.units, fsdp.prefetch, fsdp.reshard_after_forward, fsdp.reduce_dtype"
         )
-    if not any(one.sharded for one in strategies):
+    if not any(parallel.sharded for parallel in strategies):
         _check_unused(spec, "fsdp", Fsdp(), "has none")
 
 
@@ -41,19 +41,19 @@ def _check_side_by_side(spec: Spec) -> None:
             f"{listed}: takes the steps of each strategy apart, which batch, the other lists of vary and "
             "task=inference do not; leave those out"
         )
-    for index, one in enumerate(spec.strategies):
+    for index, strategy in enumerate(spec.strategies):
         for other in spec.strategies[:index]:
-            if one.parallel.sharded and other.parallel.sharded and _alike(one, other):
+            if strategy.parallel.sharded and other.parallel.sharded and _alike(strategy, other):
                 raise InputError(
-                    f"{listed}: {one.parallel.name} has the same mesh as {other.parallel.name} at every world size "
-                    f"here; give its degree, such as parallel=hsdp parallel.shard=2 {listed}, or leave one out"
+                    f"{listed}: {strategy.parallel.name} has the same mesh as {other.parallel.name} at every world "
+                    f"size here; give its degree, such as parallel=hsdp parallel.shard=2 {listed}, or leave one out"
                 )
 
 
-def _alike(one: Spec, other: Spec) -> bool:
+def _alike(strategy: Spec, other: Spec) -> bool:
     """Whether two strategies have the same mesh at every world size; one that does not fit is said elsewhere."""
     try:
-        return all(one.parallel.mesh(n) == other.parallel.mesh(n) for n in one.world_sizes)
+        return all(strategy.parallel.mesh(n) == other.parallel.mesh(n) for n in strategy.world_sizes)
     except MeshError:
         return False
 

@@ -140,8 +140,8 @@ def to_topology(
     """
     check(Topology, config, "topology")
     device = (FOUND if machine.gpus or elsewhere else CPU) if config.device == "auto" else config.device
-    found = device == FOUND  # of these alone the machine was asked
-    if found and not machine.gpus and not elsewhere:
+    on_cuda = device == FOUND  # of these alone the machine was asked
+    if on_cuda and not machine.gpus and not elsewhere:
         raise InputError(
             "topology.device=cuda: no CUDA device was found here; use topology.device=cpu, or ask what a run "
             f"would take there: scaling predict RUN topology={config.name}"
@@ -152,7 +152,7 @@ def to_topology(
     if backend == "auto":
         backend = BACKEND_OF[device] if config.kind != "emulated" else gloo
     if backend not in (gloo, BACKEND_OF[device]):
-        needs = next(DEVICE_NAMES[name] for name, own in BACKEND_OF.items() if own == backend)
+        needs = next(DEVICE_NAMES[name] for name, usual in BACKEND_OF.items() if usual == backend)
         raise InputError(
             f"topology.backend={backend}: {backend.upper()} needs {needs}s; use topology.backend={BACKEND_OF[device]}"
         )
@@ -170,8 +170,8 @@ def to_topology(
                 "such as topology.ranks_per_host=8"
             )
     if ranks is None:
-        ranks = len(machine.gpus) if found else machine.cores
-    if found and backend != gloo and ranks > len(machine.gpus) and not (elsewhere or shared):
+        ranks = len(machine.gpus) if on_cuda else machine.cores
+    if on_cuda and backend != gloo and ranks > len(machine.gpus) and not (elsewhere or shared):
         raise InputError(
             f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
             "use fewer, or topology.backend=gloo, with which ranks can share a device "

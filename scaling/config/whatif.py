@@ -42,7 +42,7 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
     """Check the overrides against the run. `base` is the run's own config, `config` the same with `overrides`."""
     changes = _differences(config, base)
     for key in changes:
-        if not any(key == known or key.startswith(known + ".") for known in KNOWN):
+        if not any(key == prefix or key.startswith(prefix + ".") for prefix in KNOWN):
             raise InputError(
                 f"{key}: what it changes cannot be predicted, only measured (scaling run); "
                 f"predict takes {', '.join(KNOWN)}"
@@ -52,14 +52,14 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
     check(spec.Ddp, config.ddp, "ddp")
     for name, key in (("compute_scale", "compute_scale"), ("compression", "gradient_compression")):
         check_value(spec.WhatIf, name, getattr(config, key), key)
-    own = plan.spec
-    topology = _topology(config.topology, own.topology)
-    world_sizes = _world_sizes(config.world_sizes, own)
-    global_batch = config.global_batch or own.global_batch
+    measured = plan.spec
+    topology = _topology(config.topology, measured.topology)
+    world_sizes = _world_sizes(config.world_sizes, measured)
+    global_batch = config.global_batch or measured.global_batch
     check_value(spec.Spec, "global_batch", global_batch, "global_batch")
     steps = config.accumulation_steps
     check_batches(
-        own.mode,
+        measured.mode,
         world_sizes,
         batch_per_rank=config.batch_per_rank,
         global_batch=global_batch,
@@ -80,29 +80,29 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
     )
 
 
-def _topology(config: Composed, own: Topology) -> Topology:
+def _topology(config: Composed, measured: Topology) -> Topology:
     """The topology that was asked for, on any machine: this one need not have its devices."""
     check(Topology, config, "topology")
     ranks = config.ranks_per_host
-    if ranks is None and config.name != own.name:
+    if ranks is None and config.name != measured.name:
         raise InputError(
             f"topology={config.name}: how many ranks a host has depends on the machine; "
             "a number is expected, such as topology.ranks_per_host=8"
         )
     # Links within a host are those of GPUs, where a topology does not say what its ranks run on.
-    elsewhere = bool(config.levels) and config.name != own.name
-    device, backend = (FOUND, BACKEND_OF[FOUND]) if elsewhere else (own.device, own.backend)
+    elsewhere = bool(config.levels) and config.name != measured.name
+    device, backend = (FOUND, BACKEND_OF[FOUND]) if elsewhere else (measured.device, measured.backend)
     return freeze_topology(
         config,
-        ranks_per_host=own.ranks_per_host if ranks is None else ranks,
+        ranks_per_host=measured.ranks_per_host if ranks is None else ranks,
         device=device if config.device == "auto" else config.device,
         backend=backend if config.backend == "auto" else config.backend,
     )
 
 
-def _world_sizes(asked: list[int] | None, own: spec.Spec) -> tuple[int, ...]:
+def _world_sizes(asked: list[int] | None, measured: spec.Spec) -> tuple[int, ...]:
     if asked is None:
-        return own.world_sizes
+        return measured.world_sizes
     if not asked:
         raise InputError("world_sizes=[]: at least one world size is expected, such as [2,4,8]")
     for size in asked:
@@ -118,8 +118,8 @@ def _differences(config: Composed, base: Composed) -> list[str]:
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in node.items():
         inside = isinstance(value, dict)
-        found |= _flat(value, f"{prefix}{key}.") if inside else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if inside else {f"{prefix}{key}": value}
+    return flat

@@ -85,8 +85,8 @@ def _peaks(
     fp64: float | None, fp32: float, tf32: float | None, half: float, *, bf16: bool = True
 ) -> Mapping[str, float]:
     """TFLOP/s by format; `half` is fp16's, and bf16's where the device has it."""
-    known = {"fp64": fp64, "fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half if bf16 else None}
-    return {name: _T * rate for name, rate in known.items() if rate is not None}
+    rates = {"fp64": fp64, "fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half if bf16 else None}
+    return {name: _T * rate for name, rate in rates.items() if rate is not None}
 
 
 _HOPPER = _peaks(67, 67, 494.5, 989.5)

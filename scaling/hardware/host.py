@@ -65,7 +65,7 @@ class Host:
 
     def _nics(self) -> list[dict[str, Any]]:
         """InfiniBand devices, and network interfaces that are real devices."""
-        found = []
+        nics = []
         for kind in ("infiniband", "net"):
             for entry in sorted((self._root / "sys/class" / kind).glob("*")):
                 device = entry / "device"
@@ -73,7 +73,7 @@ class Host:
                     continue
                 rates = [system_text(port / "rate") for port in sorted(entry.glob("ports/*"))]
                 speed = system_number(entry / "speed")
-                found.append(
+                nics.append(
                     {
                         "name": entry.name,
                         "kind": kind,
@@ -84,7 +84,7 @@ class Host:
                         or next((system_text(p / "state") for p in sorted(entry.glob("ports/*"))), None),
                     }
                 )
-        return found
+        return nics
 
     def numa_node(self, address: str) -> int | None:
         """The NUMA node of a PCI device."""
@@ -119,21 +119,21 @@ class Host:
         return round(sum(khz) / len(khz) / 1000) if khz else None
 
     def _pressure(self, name: str) -> int | None:
-        found = re.search(r"some .*total=(\d+)", system_text(self._root / "proc/pressure" / name) or "")
-        return int(found.group(1)) * 1000 if found else None
+        match = re.search(r"some .*total=(\d+)", system_text(self._root / "proc/pressure" / name) or "")
+        return int(match.group(1)) * 1000 if match else None
 
     def _memory_available(self) -> int | None:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(self._root / "proc/meminfo") or "")
-        return int(found.group(1)) * 1024 if found else None
+        match = re.search(r"MemAvailable:\s+(\d+) kB", system_text(self._root / "proc/meminfo") or "")
+        return int(match.group(1)) * 1024 if match else None
 
     def _temperature(self) -> float | None:
         zones = (self._root / "sys/class/thermal").glob("thermal_zone*/temp")
-        found = [t for t in map(system_number, zones) if t is not None]
-        return max(found) / 1000 if found else None
+        readings = [t for t in map(system_number, zones) if t is not None]
+        return max(readings) / 1000 if readings else None
 
     def _network(self) -> dict[str, dict[str, int]]:
         """Counters by interface in this network namespace; sysfs may show those of another one."""
-        found = {}
+        counters = {}
         for line in (system_text(self._root / "proc/self/net/dev") or "").split("\n")[2:]:
             name, _, rest = line.partition(":")
             values = rest.split()
@@ -146,17 +146,17 @@ class Host:
                     "tx_errors": 10,
                     "tx_dropped": 11,
                 }
-                found[name.strip()] = {key: int(values[i]) for key, i in keys.items()}
-        return found
+                counters[name.strip()] = {key: int(values[i]) for key, i in keys.items()}
+        return counters
 
     def _ports(self) -> dict[str, dict[str, int | None]]:
         """Counters by InfiniBand or RoCE port."""
-        found: dict[str, dict[str, int | None]] = {}
+        ports: dict[str, dict[str, int | None]] = {}
         for port in sorted((self._root / "sys/class/infiniband").glob("*/ports/*")):
             counters = {n: system_number(port / "counters" / n) for n in _PORT}
             roce = {n: v for n in _ROCE if (v := system_number(port / "hw_counters" / n)) is not None}
-            found[f"{port.parent.parent.name}/{port.name}"] = {**counters, **roce}
-        return found
+            ports[f"{port.parent.parent.name}/{port.name}"] = {**counters, **roce}
+        return ports
 
 
 def distance(a: list[str], b: list[str], *, nodes: tuple[int | None, int | None]) -> str | None:

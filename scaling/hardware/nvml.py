@@ -154,9 +154,9 @@ class Gpus:
         """Why the clocks are not higher. Older drivers know only the second name, which CUDA 14 removes."""
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             function = getattr(self._nvml, name, None)
-            found: int | None = None if function is None else self._ask(function, handle)
-            if found is not None:
-                return found
+            reasons: int | None = None if function is None else self._ask(function, handle)
+            if reasons is not None:
+                return reasons
         return None
 
     def _nvlinks(self, handle: Any) -> list[bool] | None:

@@ -44,12 +44,12 @@ def main(arguments: list[str]) -> None:
 
 def head(host: int, gpus: Gpus | None, system: Host) -> dict[str, Any]:
     """The first line. The kernel, not NVML, knows each GPU's place on the PCI bus."""
-    found = gpus.facts() if gpus else []
-    for gpu in found:
+    facts = gpus.facts() if gpus else []
+    for gpu in facts:
         gpu["pci_path"] = system.pci_path(gpu["pci"]) if gpu["pci"] else []
         gpu["numa_node"] = system.numa_node(gpu["pci"]) if gpu["pci"] else None
     fields = {"t": "head", "schema": SCHEMA, "host": host, "hostname": platform.node()}
-    return {**fields, "gpus": found, **system.facts()}
+    return {**fields, "gpus": facts, **system.facts()}
 
 
 def sample(gpus: Gpus | None, system: Host) -> dict[str, Any]:

@@ -111,14 +111,14 @@ def _are_counters(group: Any) -> bool:
 
 
 def _gpus(values: Any) -> tuple[dict[str, Any], ...]:
-    found = _facts(
+    gpus = _facts(
         values,
         ("uuid", "name", "pci", "driver", "vbios", "lost"),
         ("nvlinks", "cpus", "peers", "pci_path"),
     )
-    for gpu in found:
+    for gpu in gpus:
         _typed(gpu["index"], int)
-    return found
+    return gpus
 
 
 def _facts(values: Any, texts: Sequence[str], lists: Sequence[str]) -> tuple[dict[str, Any], ...]:
@@ -178,13 +178,13 @@ class Ranks:
 
     def pulse(self) -> dict[int, RankPulse]:
         """What each rank that runs has done, by torchrun's number."""
-        found = {}
+        pulses = {}
         for pid in self._children(self._agent):
             rank = self._rank(pid)
             if rank is not None:
                 with contextlib.suppress(OSError, ValueError, IndexError):
-                    found[rank] = self._of(pid)
-        return found
+                    pulses[rank] = self._of(pid)
+        return pulses
 
     def _of(self, pid: int) -> RankPulse:
         cpu, moved = 0.0, 0
@@ -241,7 +241,7 @@ def record(path: Path, parent: int, memory: str) -> None:
 
 
 def _write(path: Path, ranks: dict[int, RankPulse]) -> None:
-    document = {"schema": PULSE_SCHEMA, "ranks": {rank: asdict(one) for rank, one in ranks.items()}}
+    document = {"schema": PULSE_SCHEMA, "ranks": {rank: asdict(pulse) for rank, pulse in ranks.items()}}
     part = path.with_name(f".{path.name}.part")
     with open_to_write(part) as file:
         file.write(json.dumps(document).encode())

@@ -24,9 +24,9 @@ from scaling.settings.batch_search import (
     PROVE,
     SCHEMA,
     SEARCH,
-    Found,
     Largest,
     Try,
+    VariantSearch,
 )
 from scaling.settings.cases import variants
 from scaling.settings.plan import Plan
@@ -45,7 +45,7 @@ def find_largest(plan: Plan, folder: RunFolder, progress: Progress) -> LaunchOut
     largest = read_largest(folder) or Largest(
         schema=SCHEMA,
         limit_bytes=plan.spec.memory_limit_bytes,
-        items=tuple(Found(variant=variant) for variant in variants(plan.spec)),
+        items=tuple(VariantSearch(variant=variant) for variant in variants(plan.spec)),
     )
     largest = dataclasses.replace(largest, failure=None)
     launches = itertools.count(sum(1 for _ in folder.search(0).path.parent.glob("*")))
@@ -94,8 +94,8 @@ def _launch(
     )
     largest, open_try = _heard(launch, largest, proving=what == PROVE)
     if outcome.status != "done" and open_try is not None and _of_memory(launch, outcome):
-        said = outcome.out_of_memory
-        tried = Try(batch=open_try[1], status=OOM if said else KILLED, rank=outcome.rank if said else None)
+        oom = outcome.out_of_memory
+        tried = Try(batch=open_try[1], status=OOM if oom else KILLED, rank=outcome.rank if oom else None)
         largest = _noted(largest, open_try[0], tried, proving=what == PROVE)
         outcome = LaunchOutcome(status="done")
     if outcome.status != "done":
@@ -114,31 +114,31 @@ def _heard(
         lines = read_bytes(launch.tries).splitlines()
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            said = parse_json(line)
-            variant, batch = int(said["variant"]), int(said["batch"])
-            if said["status"] == "trying":
+            record = parse_json(line)
+            variant, batch = int(record["variant"]), int(record["batch"])
+            if record["status"] == "trying":
                 open_try = (variant, batch)
                 continue
             open_try = None
             tried = Try(
                 batch=batch,
-                status=said["status"],
-                rank=said.get("rank"),
-                peak_bytes=said.get("peak_bytes"),
+                status=record["status"],
+                rank=record.get("rank"),
+                peak_bytes=record.get("peak_bytes"),
             )
             largest = _noted(largest, variant, tried, proving=proving)
     return largest, open_try
 
 
 def _noted(largest: Largest, variant: int, tried: Try, *, proving: bool) -> Largest:
-    found = largest.items[variant]
+    search = largest.items[variant]
     if not proving:
-        found = dataclasses.replace(found, tries=(*found.tries, tried))
+        search = dataclasses.replace(search, tries=(*search.tries, tried))
     elif tried.status == FITS:
-        found = dataclasses.replace(found, proved=tried.batch)
+        search = dataclasses.replace(search, proved=tried.batch)
     else:
-        found = dataclasses.replace(found, refuted=(*found.refuted, tried.batch))
-    items = (*largest.items[:variant], found, *largest.items[variant + 1 :])
+        search = dataclasses.replace(search, refuted=(*search.refuted, tried.batch))
+    items = (*largest.items[:variant], search, *largest.items[variant + 1 :])
     return dataclasses.replace(largest, items=items)
 
 

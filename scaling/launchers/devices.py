@@ -86,9 +86,9 @@ def beside_mps(argv: tuple[str, ...]) -> tuple[str, ...]:
 def _nccl_code(spec: Spec) -> int | None:
     """NCCL_VERSION_CODE of what ranks will load, from 2.9 on; None where it cannot be told here."""
     torch = _torch_folder()
-    own = torch.parent / "nvidia/nccl/lib/libnccl.so.2" if torch else None
+    library = torch.parent / "nvidia/nccl/lib/libnccl.so.2" if torch else None
     done = subprocess.run(
-        [sys.executable, "-c", ASK, *([str(own)] if own and own.is_file() else [])],
+        [sys.executable, "-c", ASK, *([str(library)] if library and library.is_file() else [])],
         env={**os.environ, **spec.env},
         capture_output=True,
         text=True,
@@ -99,8 +99,8 @@ def _nccl_code(spec: Spec) -> int | None:
 
 
 def _torch_folder() -> Path | None:
-    known = importlib.util.find_spec("torch")  # finds it, and imports nothing
-    return Path(known.origin).parent if known and known.origin else None
+    spec = importlib.util.find_spec("torch")  # finds it, and imports nothing
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _cuda_of_torch() -> str:

@@ -103,7 +103,7 @@ class Vigil:
         for _ in range(min(self._hosts, HOSTS_A_LOOK)):
             host = self._turn % self._hosts
             before, pulse = self._pulses.get(host, {}), read_pulse(self._launch, host)
-            self._blind = self._blind or any(one.beats is None for one in pulse.values())
+            self._blind = self._blind or any(rank.beats is None for rank in pulse.values())
             if pulse != before:
                 self._pulses[host], self._fresh = pulse, now
             if has_moved(before, pulse):

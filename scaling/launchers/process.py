@@ -71,8 +71,8 @@ def held_back() -> Iterator[None]:
         holding = False
         for number, handler in before.items():
             signal.signal(number, handler)
-    for one in came:
-        pass_on(*one)
+    for arrived in came:
+        pass_on(*arrived)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -105,15 +105,16 @@ class TooLongError(Exception):
     """There was no answer within the limit."""
 
 
-def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: float) -> Answer:
-    """What `python -m module` makes of `asked`, which is `what`.
+def answer(module: str, request: Any, kind: type[Answer], *, what: str, limit_s: float) -> Answer:
+    """The answer of `python -m module` to `request`, which it gets as JSON; errors call the request `what`.
 
-    TooLongError; InputError with its last line where it ends with status 2; ScalingError without an answer.
+    TooLongError after `limit_s`; InputError with its last line where it ends with status 2; ScalingError without an
+    answer.
     """
     try:
         done = subprocess.run(
             [sys.executable, "-m", module],
-            input=json.dumps(files.encode(asked)),
+            input=json.dumps(files.encode(request)),
             capture_output=True,
             text=True,
             errors="replace",  # a library may print anything
@@ -129,8 +130,8 @@ def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: f
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         if lines and done.returncode == InputError.exit_code:
             raise InputError(lines[-1]) from None
-        said = lines[-1] if lines and done.returncode >= 0 else _ended(done.returncode)
-        raise ScalingError(f"{what} gave no answer: {said}") from None
+        reason = lines[-1] if lines and done.returncode >= 0 else _ended(done.returncode)
+        raise ScalingError(f"{what} gave no answer: {reason}") from None
 
 
 def _ended(status: int) -> str:

@@ -21,14 +21,14 @@ def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
     """The launches in status.json. One that is still called running gets its state from the files it left."""
     if not folder.status.exists():
         return []
-    known = read_json(folder.status, Status, STATUS_SCHEMA).launches
-    return [settled(one, folder.launch(one.index)) if one.state == "running" else one for one in known]
+    launches = read_json(folder.status, Status, STATUS_SCHEMA).launches
+    return [settled(s, folder.launch(s.index)) if s.state == "running" else s for s in launches]
 
 
 def next_index(folder: RunFolder, launches: list[LaunchStatus]) -> int:
     """The number of the next launch: higher than all in `launches`, and than all folders where status.json is lost."""
-    taken = [one.index for one in launches] + [one.index for one in folder.launches()]
-    return max(taken, default=-1) + 1
+    numbers = [launch.index for launch in launches] + [launch.index for launch in folder.launches()]
+    return max(numbers, default=-1) + 1
 
 
 def settled(started: LaunchStatus, launch: LaunchFolder, *, ended: bool = False) -> LaunchStatus:

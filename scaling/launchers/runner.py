@@ -19,7 +19,7 @@ from scaling.records.files import read_json, write_json, write_text
 from scaling.records.launch import described, read_content
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import LaunchStatus, Status, in_words, left, locked, status_of
-from scaling.settings.estimate import said_left_out
+from scaling.settings.estimate import left_out_lines
 from scaling.settings.plan import SCHEMA, Plan
 
 Preflight = Callable[[LaunchFolder, Plan], Iterable[str]]
@@ -137,7 +137,7 @@ def _launch(
     outcome = follow(command, launch, plan.spec.measure, lambda p: checked({**p, "launch": started.index}))
     ended = settled(started, launch, ended=outcome.status == "done")
     content = read_content(launch)
-    for line in said_left_out(plan, content) if content is not None else ():
+    for line in left_out_lines(plan, content) if content is not None else ():
         progress({"said": f"steps took longer than in the tryout: {line}"})
     large = [n for n in ended.world_sizes if outcome.out_of_memory and n == outcome.world_size]
     return dataclasses.replace(

@@ -56,18 +56,18 @@ def command_of(
     plan: Plan, folder: RunFolder, logs: LaunchFolder, world_size: int, program: Sequence[str]
 ) -> Command:
     """The command of one launch of the script at a world size."""
-    made = launcher_of(plan).command(
+    command = launcher_of(plan).command(
         LaunchRequest(
             plan=plan, folder=folder, launch=logs, world_sizes=(world_size,), program=tuple(program)
         )
     )
-    own = {
+    variables = {
         RUN_DIR: str(folder.at_size(world_size).path.absolute()),
         MARK: str(logs.path.absolute()),
         PROBE: "1",
         "OMP_NUM_THREADS": str(plan.spec.threads),
     }
-    return dataclasses.replace(made, env={**own, **made.env})
+    return dataclasses.replace(command, env={**variables, **command.env})
 
 
 def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEnd:
@@ -103,49 +103,49 @@ def why(logs: LaunchFolder, code: int) -> ScriptEnd:
     texts = printed(logs)
     by_rank: dict[int, list[str]] = {}
     for line in (line for text in texts for line in text.splitlines()):
-        if found := _OF_RANK.match(line):
-            by_rank.setdefault(int(found[1]), []).append(found[2])
-    root = next((found for text in texts if (found := _ROOT.search(text))), None)
+        if match := _OF_RANK.match(line):
+            by_rank.setdefault(int(match[1]), []).append(match[2])
+    root = next((match for text in texts if (match := _ROOT.search(text))), None)
     first = [int(root[1])] if root else []
     ranks = [rank for rank in dict.fromkeys([*first, *sorted(by_rank)]) if by_rank.get(rank)]
-    own = [rank for rank in ranks if not SECONDHAND.search(by_rank[rank][-1])]
-    rank = next(iter(own or ranks), None)
+    first_hand = [rank for rank in ranks if not SECONDHAND.search(by_rank[rank][-1])]
+    rank = next(iter(first_hand or ranks), None)
     if rank is not None:
         lines = by_rank[rank]
         return ScriptEnd(status="failed", error=lines[-1][:300], rank=rank, lines=tuple(lines[-TAIL:]))
-    said = [line for text in texts for line in _before_torchrun(text)]
+    output = [line for text in texts for line in _before_torchrun(text)]
     if root and int(root[2]) < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-int(root[2])).name
             error = f"rank {root[1]} was ended by {name}"
-            return ScriptEnd(status="failed", error=error, rank=int(root[1]), lines=tuple(said[-TAIL:]))
-    if not said:
+            return ScriptEnd(status="failed", error=error, rank=int(root[1]), lines=tuple(output[-TAIL:]))
+    if not output:
         return ScriptEnd(status="failed", error=last_error(logs, code))
     rank = int(root[1]) if root else None
-    return ScriptEnd(status="failed", error=said[-1][:300], rank=rank, lines=tuple(said[-TAIL:]))
+    return ScriptEnd(status="failed", error=output[-1][:300], rank=rank, lines=tuple(output[-TAIL:]))
 
 
 def _before_torchrun(text: str) -> list[str]:
     """What the script printed: the lines before torchrun's own last words."""
-    found = []
+    lines = []
     for line in text.splitlines():
         if _OF_TORCHRUN.match(line):
             if "failed (exitcode" in line:
                 break
             continue
         if line.strip() and not NO_CAUSE.search(line):
-            found.append(line.rstrip())
-    return found
+            lines.append(line.rstrip())
+    return lines
 
 
 def left_of(mark: str) -> list[int]:
     """Processes of a launch that still run on this machine."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    wanted, pids = f"{MARK}={mark}".encode(), []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return [pid for pid in found if pid != os.getpid()]
+                pids.append(int(path.name))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def _end_left(mark: str) -> None:

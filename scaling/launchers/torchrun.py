@@ -48,24 +48,24 @@ def program_arguments(request: LaunchRequest) -> tuple[str, ...]:
     torchrun gets a log folder in the launch's folder. Without one it makes a temporary folder and leaves it behind;
     with /dev/null it does not end after a signal (torch 2.13: it never stops its threads that tail the logs).
     """
-    own = ("--max-restarts=0", f"--log-dir={request.launch.torchrun.absolute()}")
+    options = ("--max-restarts=0", f"--log-dir={request.launch.torchrun.absolute()}")
     if request.program:
-        return (*own, *request.program)
+        return (*options, *request.program)
     run, sizes = str(request.folder.path.absolute()), ",".join(map(str, request.world_sizes))
     asked = () if request.what == MEASURE else (request.what,)
-    return (*own, "-m", "scaling.worker", run, str(request.launch.index), sizes, *asked)
+    return (*options, "-m", "scaling.worker", run, str(request.launch.index), sizes, *asked)
 
 
 def environment(
     python: str = sys.executable, import_path: str | None = None, interface: str | None = None
 ) -> dict[str, str]:
     """The interpreter, where it imports this package from, and the network interface that Gloo uses."""
-    found = {
+    variables = {
         "SCALING_PYTHON": python,
         "PYTHONPATH": resources.import_path() if import_path is None else import_path,
         "PYTHONUNBUFFERED": "1",
     }
-    return found if interface is None else found | {"GLOO_SOCKET_IFNAME": interface}
+    return variables if interface is None else variables | {"GLOO_SOCKET_IFNAME": interface}
 
 
 def numa_binding(spec: Spec) -> dict[str, str]:
@@ -122,8 +122,8 @@ class Local(Launcher):
     def command(self, request: LaunchRequest) -> Command:
         """One torchrun over the loopback interface; beside an MPS server where its ranks share a GPU."""
         bound = numa_binding(request.spec)
-        own = environment(interface="lo")
-        env = {**nccl_log(request), **connecting(request), **own, **bound, **request.spec.env}
+        loopback = environment(interface="lo")
+        env = {**nccl_log(request), **connecting(request), **loopback, **bound, **request.spec.env}
         argv = torchrun(request, request.ranks, *WHERE, bind=bool(bound))
         return Command(argv=beside_mps(argv) if shares_gpu(request.spec) else argv, env=env)
 
@@ -192,8 +192,8 @@ def blamed(text: str) -> str | None:
     """The host whose torchrun was killed before any other host ended, from what the script printed; else None."""
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
-            said = json.loads(line)
-            if isinstance(said, dict) and ("signal" in said or said.get("status", 0)):
-                killed = said.get("status") == 128 + signal.SIGKILL
-                return f"torchrun on {said['host']} was ended by SIGKILL" if killed else None
+            record = json.loads(line)
+            if isinstance(record, dict) and ("signal" in record or record.get("status", 0)):
+                killed = record.get("status") == 128 + signal.SIGKILL
+                return f"torchrun on {record['host']} was ended by SIGKILL" if killed else None
     return None

@@ -82,8 +82,8 @@ def time_model(plan: Plan, machine: Machine) -> Timing | None:
         return synthetic_timing(spec, machine) if spec.topology.device != SIMULATED else None
     limit_s = max(TRY_S, allowance_s(spec.measure) / 4)
     lines = _tried(plan, limit_s, flops=False, time=True, step=needs_trying(spec)).splitlines()
-    found = [line.removeprefix(TIMING) for line in lines if line.startswith(TIMING)]
-    return files.decode(Timing, json.loads(found[-1])) if found else None
+    timings = [line.removeprefix(TIMING) for line in lines if line.startswith(TIMING)]
+    return files.decode(Timing, json.loads(timings[-1])) if timings else None
 
 
 def this_machine() -> Machine:
@@ -107,7 +107,7 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -
     try:
         # torch makes its cache's folder when it is imported, and leaves it behind.
         with tempfile.TemporaryDirectory(prefix="scaling-") as scratch:
-            own = {} if spec.compiles else {"TORCHINDUCTOR_CACHE_DIR": scratch}
+            cache = {} if spec.compiles else {"TORCHINDUCTOR_CACHE_DIR": scratch}
             done = subprocess.run(
                 [sys.executable, "-m", "scaling.worker.checks.tryout"],
                 input=json.dumps({"spec": files.encode(spec), **asked}),
@@ -115,7 +115,7 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -
                 text=True,
                 timeout=limit_s,
                 check=False,
-                env={**own, **os.environ, "PYTHONPATH": resources.import_path()},
+                env={**cache, **os.environ, "PYTHONPATH": resources.import_path()},
             )
     except subprocess.TimeoutExpired as error:
         if step or flops:
@@ -128,14 +128,14 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -
         return done.stdout
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
+        reason = lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
         if done.returncode == SHOWS_NOTHING:
-            _say(f"{said} (tried on a CPU; the run goes on, since its devices are elsewhere)")
+            _say(f"{reason} (tried on a CPU; the run goes on, since its devices are elsewhere)")
             return done.stdout
         pixels = spec.data.args.get("image"), model.args.get("image")
         if None not in pixels and pixels[0] != pixels[1]:
-            said += f" (data.image={pixels[0]} beside model.image={pixels[1]})"
-        raise InputError(said)
+            reason += f" (data.image={pixels[0]} beside model.image={pixels[1]})"
+        raise InputError(reason)
     return done.stdout
 
 

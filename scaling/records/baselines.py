@@ -79,30 +79,30 @@ def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFold
 def find(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFolder | None:
     """The baseline kept last for this run's machine and work; None where there is none yet."""
     machine, work = _machine(Launches(folder, plan)), _work(plan)
-    known = [(one, at) for one, at in _all(name, root) if (one.machine, one.work) == (machine, work)]
-    return max(known, key=lambda pair: pair[0].kept)[1] if known else None
+    matching = [(kept, at) for kept, at in _all(name, root) if (kept.machine, kept.work) == (machine, work)]
+    return max(matching, key=lambda pair: pair[0].kept)[1] if matching else None
 
 
 def missing(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> InputError:
     """The error where there is no baseline: it says which ones there are, and how to keep one."""
-    others = sorted({f"{one.work['model']} on {one.work['topology']}" for one, _ in _all(name, root)})
-    there = f"; there is {', '.join(others)}, on another machine or with other settings" if others else ""
+    others = sorted({f"{kept.work['model']} on {kept.work['topology']}" for kept, _ in _all(name, root)})
+    elsewhere = f"; there is {', '.join(others)}, on another machine or with other settings" if others else ""
     return InputError(
         f"--baseline {name}: none is kept in {root / name} for {plan.spec.model.name} on "
-        f"{plan.spec.topology.name}{there}; keep this run: scaling compare {folder.path} --baseline {name} --keep"
+        f"{plan.spec.topology.name}{elsewhere}; keep this run: scaling compare {folder.path} --baseline {name} --keep"
     )
 
 
 def _all(name: str, root: Path) -> list[tuple[Baseline, RunFolder]]:
-    found = []
+    baselines = []
     for path in sorted((root / check_name(name)).glob("[!.]*/baseline.json")):
         at = RunFolder(path.parent)
         try:
-            found.append((read_json(path, Baseline, SCHEMA), at))
+            baselines.append((read_json(path, Baseline, SCHEMA), at))
             read_json(at.plan, Plan, PLAN_SCHEMA)
         except ScalingError as error:
             raise InputError(f"--baseline {name}: {error}; or remove {path.parent}") from error
-    return found
+    return baselines
 
 
 def _machine(launches: Launches) -> dict[str, str]:

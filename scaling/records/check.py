@@ -41,12 +41,12 @@ def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
     Ranks that left no file at all are said elsewhere, and the others' blocks are then kept. The last blocks of a launch
     that was cut off are not on all ranks; they go, and nothing is said of them here.
     """
-    of: dict[int, list[RankFile]] = {}
+    files_of: dict[int, list[RankFile]] = {}
     for file in tables.ranks:
-        of.setdefault(file.launch, []).append(file)
+        files_of.setdefault(file.launch, []).append(file)
     ended = [
         launch
-        for launch, files in of.items()
+        for launch, files in files_of.items()
         if all(file.ended for file in files) and len(files) >= max(file.world for file in files)
     ]
     whole = pl.col("launch").is_in(sorted(ended))
@@ -61,14 +61,13 @@ def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
             gaps.append(Gap(launch=file.launch, rank=file.rank, what=what))
             missing = max(missing, lacking)
     if not gaps:
-        asked = pl.col("detailed") | (
-            pl.col("withheld").fill_null("") != ""
-        )  # the block is there, without details
+        # A block that withheld its details is there, without them.
+        asked = pl.col("detailed") | (pl.col("withheld").fill_null("") != "")
         gaps, missing = _of_rounds(
             in_memory(
                 tables.blocks.filter(whole).with_columns(asked).select(*KIND, "round", "block").unique()
             ),
-            {launch: files[0].detailed for launch, files in of.items() if files[0].detailed},
+            {launch: files[0].detailed for launch, files in files_of.items() if files[0].detailed},
         )
     damaged = sum(len(file.damaged) for file in tables.ranks)
     return ragged.select(PLACE).unique(), gaps, max(missing, damaged)
@@ -89,8 +88,8 @@ def _ragged(tables: Tables) -> pl.DataFrame:
     members = shared.select(*kind, "rank").unique()
     members = pl.concat([members, first.select(*kind, "rank")]).unique()
     everybody = members.group_by(kind).len("all")
-    there = shared.group_by(*kind, "block").agg(there=pl.col("rank").n_unique())
-    ragged = there.join(everybody, on=kind).filter(pl.col("there") < pl.col("all"))
+    present = shared.group_by(*kind, "block").agg(present=pl.col("rank").n_unique())
+    ragged = present.join(everybody, on=kind).filter(pl.col("present") < pl.col("all"))
     wanted = ragged.select(*kind, "block").join(members, on=kind)  # of the few blocks that are ragged
     absent = wanted.join(shared, on=["launch", "block", "rank"], how="anti")
     return absent.select(*kind, "rank", "block").sort("launch", "rank", "block")
@@ -169,11 +168,11 @@ def read_checked(folder: RunFolder, plan: Plan) -> Tables:
         ragged, gaps, missing = missing_blocks(tables)
         blocks = pl.concat([blocks, ragged]).unique()
     kept = without_blocks(tables, blocks) if blocks.height else tables
-    gaps = [*tables.gaps, *_said(failed), *gaps]
+    gaps = [*tables.gaps, *_rule_gaps(failed), *gaps]
     return dataclasses.replace(kept, gaps=tuple(gaps), dropped_blocks=left_out + missing)
 
 
-def _said(failed: pl.DataFrame) -> list[Gap]:
+def _rule_gaps(failed: pl.DataFrame) -> list[Gap]:
     """A line for each launch, rank and reason, with the first blocks' numbers and arms."""
     gaps = []
     for launch, part in sorted(failed.partition_by("launch", as_dict=True).items()):
@@ -212,13 +211,15 @@ def as_communicated(plan: Plan, files: Iterable[RankFile]) -> tuple[Plan, tuple[
     seen = {_recorded(file) for file in files if file.rank == 0 and file.groups}
     if _fits(parallel, seen):
         return plan, ()
-    said = f"plan.json says {_degrees(parallel)}, and the rank files have other communicators"
+    claim = f"plan.json says {_degrees(parallel)}, and the rank files have other communicators"
     most = max((n for sizes, _ in seen for n in sizes), default=1)
-    for one in _others(parallel, plan.spec.topology.ranks_per_host, most):
-        if _fits(one, seen):
-            spec = dataclasses.replace(plan.spec, parallel=one)
-            return dataclasses.replace(plan, spec=spec), (f"{said}: those of {_degrees(one)}, which is used",)
-    return plan, (f"{said}; samples/s, efficiency and the loss by cause may be wrong",)
+    for other in _others(parallel, plan.spec.topology.ranks_per_host, most):
+        if _fits(other, seen):
+            spec = dataclasses.replace(plan.spec, parallel=other)
+            return dataclasses.replace(plan, spec=spec), (
+                f"{claim}: those of {_degrees(other)}, which is used",
+            )
+    return plan, (f"{claim}; samples/s, efficiency and the loss by cause may be wrong",)
 
 
 def _recorded(file: RankFile) -> Seen:
@@ -261,9 +262,9 @@ def as_recorded(plan: Plan, tables: Tables) -> tuple[Plan, tuple[str, ...]]:
 
     Errors as `of_blocks`.
     """
-    plan, said = of_blocks(plan, tables.blocks)
+    plan, notes = of_blocks(plan, tables.blocks)
     plan, more = as_communicated(plan, tables.ranks)
-    return plan, (*said, *more)
+    return plan, (*notes, *more)
 
 
 def of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
@@ -282,9 +283,9 @@ def of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
                 "batch_max and vary the values that they had"
             )
         return plan, ()
-    said = []
+    notes = []
     if plan.spec.kind.by_cases:
-        said.append(
+        notes.append(
             "plan.json asks for a table of cases, and the blocks are those of a scaling run, which is reported"
         )
         spec = dataclasses.replace(
@@ -292,29 +293,29 @@ def of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
         )
         plan = dataclasses.replace(plan, spec=spec)
     plain = blocks.filter((pl.col("arm") == PLAIN) & (pl.col("batch") > 0) & (pl.col("accumulation") > 0))
-    found = in_memory(plain.group_by("world_size").agg(pl.col("batch", "accumulation").mode().sort().first()))
-    batches = {n: batch for n, batch, _ in found.sort("world_size").iter_rows()}
+    modes = in_memory(plain.group_by("world_size").agg(pl.col("batch", "accumulation").mode().sort().first()))
+    batches = {n: batch for n, batch, _ in modes.sort("world_size").iter_rows()}
     if not batches:
-        return plan, tuple(said)
-    known = {t.world_size: t for t in plan.trials}
+        return plan, tuple(notes)
+    planned = {t.world_size: t for t in plan.trials}
     trials = []
-    for n in sorted({*known, *batches}):
-        trial = known.get(n)
+    for n in sorted({*planned, *batches}):
+        trial = planned.get(n)
         if trial is None:
             trial = Trial(world_size=n, hosts=plan.spec.topology.hosts_of(n), batch=batches[n])
-            said.append(f"plan.json has no world size {n}, which the records have; it is reported")
+            notes.append(f"plan.json has no world size {n}, which the records have; it is reported")
         batch = batches.get(n, trial.batch)
         if batch != trial.batch:
-            said.append(
+            notes.append(
                 f"plan.json says {trial.batch} samples per rank and step at world size {n}, the blocks say {batch}, "
                 "which is used"
             )
         trials.append(dataclasses.replace(trial, batch=batch))
-    spec, more = _spec(plan.spec, batches, found["accumulation"].mode().sort()[0])
-    if not said and not more:
+    spec, more = _spec(plan.spec, batches, modes["accumulation"].mode().sort()[0])
+    if not notes and not more:
         return plan, ()
     spec = dataclasses.replace(spec, world_sizes=tuple(t.world_size for t in trials))
-    return dataclasses.replace(plan, spec=spec, trials=tuple(trials)), (*said, *more)
+    return dataclasses.replace(plan, spec=spec, trials=tuple(trials)), (*notes, *more)
 
 
 def check_meshes(plan: Plan, where: object) -> None:
@@ -329,12 +330,12 @@ def check_meshes(plan: Plan, where: object) -> None:
 
 def _spec(spec: Spec, batches: Mapping[int, int], accumulation: int) -> tuple[Spec, list[str]]:
     """The settings that the blocks contradict: how the batch grows with the ranks, and the micro-steps."""
-    said = []
+    notes = []
     mode = _mode(batches, spec.mode)
     if mode != spec.mode:
-        said.append(f"plan.json says {spec.mode} scaling, the blocks' batches are those of {mode} scaling")
+        notes.append(f"plan.json says {spec.mode} scaling, the blocks' batches are those of {mode} scaling")
     if accumulation != spec.accumulation_steps:
-        said.append(
+        notes.append(
             f"plan.json says {spec.accumulation_steps} micro-steps a step, the blocks say {accumulation}, which is used"
         )
     changed = dataclasses.replace(spec, mode=mode, accumulation_steps=accumulation)
@@ -345,14 +346,14 @@ def _spec(spec: Spec, batches: Mapping[int, int], accumulation: int) -> tuple[Sp
             batch_per_rank=spec.batch_per_rank if strong else max(batches.values()),
             global_batch=max(n * batch for n, batch in batches.items()) if strong else spec.global_batch,
         )
-    return changed, said
+    return changed, notes
 
 
-def _mode(batches: Mapping[int, int], said: str) -> str:
-    """weak where every world size has the same batch a rank, strong where all ranks together have; else as said."""
+def _mode(batches: Mapping[int, int], planned: str) -> str:
+    """weak where every world size has the same batch a rank, strong where all ranks together have; else `planned`."""
     if len(batches) < 2:
-        return said
+        return planned
     if len(set(batches.values())) == 1:
         return "weak"
     whole = max(n * batch for n, batch in batches.items())
-    return "strong" if all(whole // n == batch for n, batch in batches.items()) else said
+    return "strong" if all(whole // n == batch for n, batch in batches.items()) else planned

@@ -76,11 +76,11 @@ class Share:
 
     def joined(self) -> Share:
         """With its tables as one."""
-        one = {
-            name: pl.concat([pl.DataFrame(schema=schema), *(of[name] for of in self.tables)])
+        joined = {
+            name: pl.concat([pl.DataFrame(schema=schema), *(tables[name] for tables in self.tables)])
             for name, schema in OF_BLOCKS.items()
         }
-        return dataclasses.replace(self, tables=[one])
+        return dataclasses.replace(self, tables=[joined])
 
 
 def size_bytes(path: Path) -> int:
@@ -110,21 +110,21 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processe
     ranks, broken = whole.ranks, whole.broken
     tables = whole.joined().tables[0]
     # A later launch has only as many ranks as the trials that were left need.
-    said = Counter(of.file.world for of in ranks if of.file.world)
-    world = said.most_common(1)[0][0] if said else plan.ranks
+    worlds = Counter(rank.file.world for rank in ranks if rank.file.world)
+    world = worlds.most_common(1)[0][0] if worlds else plan.ranks
     world = min(world, max(plan.ranks, len(ranks) + len(broken)))
-    if any(of.file.rank >= world for of in ranks):
+    if any(rank.file.rank >= world for rank in ranks):
         why = f"is none of the launch's {world} ranks, so its records are left out"
-        broken |= {of.file.rank: why for of in ranks if of.file.rank >= world}
-        ranks = [of for of in ranks if of.file.rank < world]
+        broken |= {rank.file.rank: why for rank in ranks if rank.file.rank >= world}
+        ranks = [rank for rank in ranks if rank.file.rank < world]
         tables = {name: frame.filter(pl.col("rank") < world) for name, frame in tables.items()}
-    there = {of.file.rank for of in ranks} | broken.keys()
-    broken |= {rank: "left no records" for rank in range(world) if rank not in there}
+    present = {rank.file.rank for rank in ranks} | broken.keys()
+    broken |= {rank: "left no records" for rank in range(world) if rank not in present}
     return Ranks(
-        files=tuple(of.file for of in ranks),
+        files=tuple(rank.file for rank in ranks),
         tables=tables | {"blocks": tables["blocks"].drop(list(LINES))},
         stretch=Stretch(
-            launch=launch.index, blocks=tables["blocks"], files={of.file.rank: of.stored for of in ranks}
+            launch=launch.index, blocks=tables["blocks"], files={r.file.rank: r.stored for r in ranks}
         ),
         gaps=tuple(Gap(launch=launch.index, rank=rank, what=what) for rank, what in sorted(broken.items())),
     )
@@ -132,17 +132,17 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processe
 
 def read_share(launch: int, jobs: Iterable[Job]) -> Share:
     """Read some files of a launch, each once."""
-    found, groups = Share(), Groups()
+    share, groups = Share(), Groups()
     for job in jobs:
         try:
             rank = read_rank(job.path, launch, job.rank)
         except (OSError, ValueError) as error:
-            found.broken[job.rank] = f"left nothing that can be read: {error}"
+            share.broken[job.rank] = f"left nothing that can be read: {error}"
             continue
-        found.tables.append(rank.tables)
+        share.tables.append(rank.tables)
         rank = dataclasses.replace(rank, tables={}, stored=_kept(rank, job))
-        found.ranks.append(_interned(rank, groups))
-    return found.joined()
+        share.ranks.append(_interned(rank, groups))
+    return share.joined()
 
 
 def _kept(rank: Rank, job: Job) -> Stored:
@@ -168,23 +168,23 @@ def _write_at(path: Path, begin: int, text: bytes) -> bool:
 
 
 def _interned(rank: Rank, groups: Groups) -> Rank:
-    of = {key: groups.setdefault(ranks, ranks) for key, ranks in rank.file.groups.items()}
-    return dataclasses.replace(rank, file=dataclasses.replace(rank.file, groups=of))
+    shared = {key: groups.setdefault(ranks, ranks) for key, ranks in rank.file.groups.items()}
+    return dataclasses.replace(rank, file=dataclasses.replace(rank.file, groups=shared))
 
 
 def lacks(file: RankFile, done: Collection[int]) -> list[str]:
     """What is missing from a file. `done`: launches that status.json calls done."""
-    said = []
+    reasons = []
     if file.damaged:
-        said.append(
+        reasons.append(
             f"left records that changed after they were written (their checksums do not hold): "
             f"{_few(file.damaged)}, left out"
         )
     if file.cut_off:
-        said.append(CUT_OFF)
+        reasons.append(CUT_OFF)
     elif file.launch in done and not file.ended:
-        said.append("left records that end before the launch did")
-    return said
+        reasons.append("left records that end before the launch did")
+    return reasons
 
 
 def other_plan(folder: RunFolder, launch: int, files: Sequence[RankFile]) -> list[Gap]:
@@ -237,8 +237,8 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
     OSError where the tables cannot be written to files, in the run's folder or, if that is read-only, elsewhere.
     """
     status = None if plan.kind.followed else read_status(folder)
-    launches, gaps = _known(folder, status)
-    done = {one.index for one in status.launches if one.state == "done"} if status else set()
+    launches, gaps = _listed_launches(folder, status)
+    done = {listed.index for listed in status.launches if listed.state == "done"} if status else set()
     size = sum(size_bytes(launch.rank(rank)) for launch in launches for rank in launch.ranks())
     count = cores() if size >= PROCESSES_BYTES and cores() > 1 else 0
     scratch = Scratch(folder.path)
@@ -261,11 +261,11 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
             for name, frame in read.tables.items():
                 whole[name].append(frame)
             for several in _read_steps(read, scratch.path, look, processes):
-                for one in several:
-                    parts.append(one.part)
-                    lost += one.lost
-                    if look is not None and one.seen is not None:
-                        look.note(one.seen)
+                for piece in several:
+                    parts.append(piece.part)
+                    lost += piece.lost
+                    if look is not None and piece.seen is not None:
+                        look.note(piece.seen)
         if kept.path is not None:
             kept.path.unlink(missing_ok=True)
     files = {
@@ -273,7 +273,7 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
         for name, frames in whole.items()
     }
     return EMPTY.having(
-        {**{name: scan_rows(of, name) for name, of in files.items()}, **scan_parts(parts, scratch)},
+        {**{name: scan_rows(paths, name) for name, paths in files.items()}, **scan_parts(parts, scratch)},
         parts=tuple(parts),
         block_files=files["blocks"],
         scratch=scratch,
@@ -353,15 +353,15 @@ def _write_blocks(
     return _Read(part=part, lost=lost, seen=seen)
 
 
-def _known(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder], list[Gap]]:
+def _listed_launches(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder], list[Gap]]:
     """The launches that status.json knows, and what is said of the others. All where it knows none of them."""
-    there = folder.launches()
-    known = {one.index for one in status.launches} if status else set()
-    if not known:
-        return there, []
-    if not any(launch.index in known for launch in there):
+    folders = folder.launches()
+    listed = {entry.index for entry in status.launches} if status else set()
+    if not listed:
+        return folders, []
+    if not any(launch.index in listed for launch in folders):
         what = "status.json does not know it, nor any other launch that is here; its records are used"
-        return there, [Gap(launch=launch.index, what=what) for launch in there]
+        return folders, [Gap(launch=launch.index, what=what) for launch in folders]
     what = "is left out, because status.json does not know it; it was copied here or made by another run"
-    unknown = [Gap(launch=launch.index, what=what) for launch in there if launch.index not in known]
-    return [launch for launch in there if launch.index in known], unknown
+    unknown = [Gap(launch=launch.index, what=what) for launch in folders if launch.index not in listed]
+    return [launch for launch in folders if launch.index in listed], unknown

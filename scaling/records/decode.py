@@ -104,19 +104,19 @@ def decode_head(line: bytes) -> HeadRecord:
 def decode_records(text: bytes) -> tuple[Sequence[Record], bool]:
     """Every line, or those before the first that is not whole; and whether that was all."""
     try:
-        found = _LINE.decode_lines(text)
+        records = _LINE.decode_lines(text)
     except _ODD:
-        found = []
+        records = []
         for line in text.split(b"\n"):
             try:
-                found.append(_LINE.decode(line))
+                records.append(_LINE.decode(line))
             except _ODD:
                 break
         whole = False
     else:
         whole = True
-    first = next((k for k, record in enumerate(found) if not _sound(record)), None)
-    return (found, whole) if first is None else (found[:first], False)
+    first = next((k for k, record in enumerate(records) if not _sound(record)), None)
+    return (records, whole) if first is None else (records[:first], False)
 
 
 def _sound(record: Record) -> bool:
@@ -127,6 +127,6 @@ def _sound(record: Record) -> bool:
 @lru_cache(1024)  # a large run has a million of them, of a few shapes
 def _sound_shape(first: int, steps: int, stamps: int, calls: int, width: int) -> bool:
     """Whether packed steps have a shape that is possible: see records.format.PackedRecord."""
-    known = width in COLLECTIVE_WIDTHS if calls else width == 0
+    sound = width in COLLECTIVE_WIDTHS if calls else width == 0
     counts = first >= 0 and steps > 0 and calls >= 0 and first + steps <= INT_MAX
-    return stamps in WIDTHS and known and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX
+    return stamps in WIDTHS and sound and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX

@@ -44,11 +44,11 @@ def pack_block(
     """
     rows = [shortest(step) for step in steps]
     exchanged = collectives or [()] * len(rows)
-    shapes = [(len(row), len(of)) for row, of in zip(rows, exchanged, strict=True)]
+    shapes = [(len(row), len(calls)) for row, calls in zip(rows, exchanged, strict=True)]
     at = 0
     for (stamps, count), same in itertools.groupby(shapes):
         end = at + len(list(same))
-        width = max((len(shortened(row)) for of in exchanged[at:end] for row in of), default=0)
+        width = max((len(shortened(row)) for calls in exchanged[at:end] for row in calls), default=0)
         table = [
             (*rows[k], *itertools.chain.from_iterable(row[:width] for row in exchanged[k]))
             for k in range(at, end)
@@ -111,9 +111,9 @@ class Stretch(NamedTuple):
 def stretches(text: bytes) -> Iterator[Stretch]:
     """The stretches of whole lines, in order; the last one may have no seal, since what follows it was cut off."""
     view, begin = memoryview(text), 0
-    for found in _SEAL.finditer(text):
-        at, end = found.span()
-        yield Stretch(begin, end, int(found[1]) == crc32(view[begin:at]))
+    for seal in _SEAL.finditer(text):
+        at, end = seal.span()
+        yield Stretch(begin, end, int(seal[1]) == crc32(view[begin:at]))
         begin = end
     if begin < len(text):
         yield Stretch(begin, len(text), None)

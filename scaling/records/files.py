@@ -118,13 +118,13 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1, private: bool 
 def remove(parent: Path, name: str) -> None:
     """Remove a folder by its name in `parent`, which is held open, so that nobody can have another one removed."""
     try:
-        held = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return
     try:
-        shutil.rmtree(f"/proc/self/fd/{held}/{name}", ignore_errors=True)
+        shutil.rmtree(f"/proc/self/fd/{handle}/{name}", ignore_errors=True)
     finally:
-        os.close(held)
+        os.close(handle)
 
 
 def add_line(path: Path, value: Any) -> None:
@@ -147,12 +147,14 @@ def read_json(
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: cannot be read ({why}); {remedy}") from error
-    found = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(found, int):
+    written = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(written, int):
         raise InputError(f"{path}: has no format number, so no version of this program wrote it; {remedy}")
-    if found != schema:
-        way_out = "update scaling-harness" if found > schema else "run `scaling analyze` again"
-        raise InputError(f"{path}: written in format {found}, this version reads format {schema}; {way_out}")
+    if written != schema:
+        way_out = "update scaling-harness" if written > schema else "run `scaling analyze` again"
+        raise InputError(
+            f"{path}: written in format {written}, this version reads format {schema}; {way_out}"
+        )
     try:
         return decode(kind, data)
     except (ValueError, TypeError, KeyError) as error:

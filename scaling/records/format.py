@@ -159,11 +159,11 @@ def shortest(row: AnyStepRow) -> Sequence[int]:
         return row
     if len(row) > WITHOUT_TOKENS and row[WITHOUT_TOKENS] != NO_TOKENS:
         return row[:WITHOUT_OTHER_WAITS]
-    found: Sequence[int] = row[:WITHOUT_TOKENS]
+    written: Sequence[int] = row[:WITHOUT_TOKENS]
     for width in (WITHOUT_WAITS, WITHOUT_BUFFERS):
-        if len(found) > width and not any(found[width:]):
-            found = found[:width]
-    return found
+        if len(written) > width and not any(written[width:]):
+            written = written[:width]
+    return written
 
 
 def shortened(row: CollectiveRow) -> tuple[int, ...]:
@@ -356,8 +356,8 @@ def as_line(record: Record) -> dict[str, Any]:
     line: dict[str, Any] = {"t": record.TAG}
     for each in dataclasses.fields(record):
         value = getattr(record, each.name)
-        made = each.default_factory
-        default = each.default if made is dataclasses.MISSING else made()
+        factory = each.default_factory
+        default = each.default if factory is dataclasses.MISSING else factory()
         if value != default:
             line[each.name] = value
     return line

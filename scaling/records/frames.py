@@ -22,8 +22,8 @@ _RANK: Schema = {"launch": pl.Int64, "rank": pl.Int64}
 
 def _fields(record: type) -> Schema:
     """A column for each field of a record or row that holds one value."""
-    found = {name: _TYPES.get(kind) for name, kind in typing.get_type_hints(record).items()}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    types = {name: _TYPES.get(kind) for name, kind in typing.get_type_hints(record).items()}
+    return {name: kind for name, kind in types.items() if kind is not None}
 
 
 BLOCK_COLUMNS = {"block" if name == "id" else name: name for name in _fields(BlockRecord)}
@@ -90,7 +90,7 @@ def few_rounds(steps: Frame, others: Frame) -> Iterator[tuple[pl.DataFrame, pl.D
 
 
 def _both(steps: Frame, others: Frame, chosen: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
-    first, second = pl.collect_all([of.filter(chosen).drop(PART) for of in (steps, others)])
+    first, second = pl.collect_all([frame.filter(chosen).drop(PART) for frame in (steps, others)])
     return first, second
 
 
@@ -117,9 +117,9 @@ def in_order(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     return frame.sort(columns) if behind.any() else frame
 
 
-def joined(frame: Frame, keys: pl.DataFrame, on: Sequence[str], *, there: bool) -> Frame:
+def joined(frame: Frame, keys: pl.DataFrame, on: Sequence[str], *, present: bool) -> Frame:
     """The rows of a table whose keys are in `keys`, or are not."""
-    return frame.lazy().join(keys.lazy(), on=on, how="semi" if there else "anti")
+    return frame.lazy().join(keys.lazy(), on=on, how="semi" if present else "anti")
 
 
 ORDER = ("launch", "block", "rank", "step")

@@ -50,13 +50,11 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """What one rank held, by world size: a line of memories-<host>.jsonl."""
+    """What one rank needed, by world size: a line of memories-<host>.jsonl."""
 
     rank: int
-    held: Mapping[int, Mapping[str, int]]
-    """By world size: bytes by name (PeakMemory), those that are known."""
     strategies: tuple[Mapping[int, Mapping[str, int]], ...]
-    """Peaks of each strategy that was measured side by side, in order; the first is `held`."""
+    """By world size: bytes by name (PeakMemory), those that are known; of each strategy side by side, in order."""
     device_clock_bound_ns: int | None
     """How far the device's clock may be off from its host's; None where it was not noted."""
 
@@ -85,8 +83,8 @@ class Launch:
     @cached_property
     def environments(self) -> Mapping[int, Environment]:
         """What each rank ran on, in the order of the ranks."""
-        found = ((rank, self.environment(rank)) for rank in self._ranks)
-        return {rank: environment for rank, environment in found if environment is not None}
+        pairs = ((rank, self.environment(rank)) for rank in self._ranks)
+        return {rank: environment for rank, environment in pairs if environment is not None}
 
     @property
     def facts(self) -> Mapping[int, Mapping[str, Any]]:
@@ -102,11 +100,11 @@ class Launch:
     @cached_property
     def checks(self) -> tuple[RankCheck, ...]:
         """What each rank found in a checkup (`scaling doctor`)."""
-        found = []
+        checks = []
         for rank in self._ranks:
             with contextlib.suppress(ScalingError):
-                found.append(read_json(self.folder.check(rank), RankCheck, checkup.SCHEMA))
-        return tuple(found)
+                checks.append(read_json(self.folder.check(rank), RankCheck, checkup.SCHEMA))
+        return tuple(checks)
 
     @cached_property
     def kernels(self) -> KernelTable | None:
@@ -208,15 +206,15 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _by_rank(paths: Iterable[Path]) -> dict[int, dict[str, Any]]:
     """The lines of several files by their rank; the last line of a rank counts, one that is cut off is left out."""
-    found = {}
+    records = {}
     for path in paths:
         with contextlib.suppress(OSError, RefusedError):
             for line in read_bytes(path).splitlines():
                 with contextlib.suppress(ValueError):
                     record = parse_json(line)
                     if isinstance(record, dict) and type(record.get("rank")) is int:
-                        found[record["rank"]] = record
-    return found
+                        records[record["rank"]] = record
+    return records
 
 
 def _environment(rank: int, record: dict[str, Any]) -> Environment:
@@ -240,23 +238,22 @@ def _name(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _held(sizes: Any) -> dict[int, dict[str, int]]:
+def _peaks(sizes: Any) -> dict[int, dict[str, int]]:
     """Bytes by name, by world size; what cannot be read is left out."""
     sizes = sizes.items() if isinstance(sizes, dict) else ()
-    numbered = ((as_number(n), held) for n, held in sizes)
-    known = {n: held for n, held in numbered if n is not None and isinstance(held, dict)}
-    counted = {n: {k: v for k, v in held.items() if isinstance(v, int)} for n, held in known.items()}
+    numbered = ((as_number(n), peaks) for n, peaks in sizes)
+    by_size = {n: peaks for n, peaks in numbered if n is not None and isinstance(peaks, dict)}
+    counted = {n: {k: v for k, v in peaks.items() if isinstance(v, int)} for n, peaks in by_size.items()}
     return {n: numbers for n, numbers in counted.items() if numbers}
 
 
 def _memory(rank: int, record: dict[str, Any]) -> RankMemory:
     several = record.get("strategies")
-    held = _held(record.get("world_sizes"))
+    peaks = _peaks(record.get("world_sizes"))
     bound = record.get("device_clock_bound_ns")
     return RankMemory(
         rank=rank,
-        held=held,
-        strategies=tuple(map(_held, several)) if isinstance(several, list) else (held,),
+        strategies=tuple(map(_peaks, several)) if isinstance(several, list) else (peaks,),
         device_clock_bound_ns=bound if isinstance(bound, int) else None,
     )
 
@@ -287,12 +284,12 @@ def has_started(before: Pulse, now: Pulse) -> bool:
 
 def has_beaten(before: Pulse, now: Pulse) -> bool:
     """Whether some rank has finished a step, a collective or a phase in between."""
-    return any(one.beats != before[rank].beats for rank, one in now.items() if rank in before)
+    return any(pulse.beats != before[rank].beats for rank, pulse in now.items() if rank in before)
 
 
 def has_moved(before: Pulse, now: Pulse) -> bool:
     """Whether some rank has used the processor or moved data in between."""
-    return any(_moved(before[rank], one) for rank, one in now.items() if rank in before)
+    return any(_moved(before[rank], pulse) for rank, pulse in now.items() if rank in before)
 
 
 def _moved(before: RankPulse, now: RankPulse) -> bool:

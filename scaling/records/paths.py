@@ -126,8 +126,8 @@ class RunFolder(_Folder):
         parent = self.path / "launches"
         if not parent.is_dir():
             return []
-        found = (as_number(path.name) for path in parent.iterdir())
-        return [self.launch(index) for index in sorted({i for i in found if i is not None})]
+        numbers = (as_number(path.name) for path in parent.iterdir())
+        return [self.launch(index) for index in sorted({i for i in numbers if i is not None})]
 
 
 class LaunchFolder(_Folder):
@@ -185,10 +185,10 @@ class LaunchFolder(_Folder):
 
     def ranks(self) -> list[int]:
         """The ranks that left a file of records, in order."""
-        found = (
+        matches = (
             re.fullmatch(r"rank-(0|[1-9][0-9]{0,8})\.jsonl", path.name) for path in self.path.glob("rank-*")
         )
-        return sorted(int(name[1]) for name in found if name)
+        return sorted(int(match[1]) for match in matches if match)
 
     def nccl_log(self, host: str, process: str) -> Path:
         return self.path / f"nccl-{host}-{process}.txt"
@@ -208,17 +208,17 @@ def named(path: Path | str, root: Path = Path("runs")) -> Path:
     if str(path) != LATEST or path.exists():
         return path
     days = sorted(root.glob("[0-9]*-[0-9]*-[0-9]*"), reverse=True)
-    found = [path for day in days for path in sorted(day.iterdir(), reverse=True) if _holds_run(path)]
-    if not found:
+    runs = [path for day in days for path in sorted(day.iterdir(), reverse=True) if _holds_run(path)]
+    if not runs:
         raise InputError(f"{root.absolute()}: no runs here; name the folder of a run")
-    return found[0]
+    return runs[0]
 
 
 def _holds_run(path: Path) -> bool:
     """Whether a folder is a run, or holds those of a multirun or of `scaling launch`."""
     folder = RunFolder(path)
-    own = (folder.plan, folder.started, path / "launches", path / "0" / "plan.json")
-    return path.is_dir() and any(one.exists() for one in own)
+    signs = (folder.plan, folder.started, path / "launches", path / "0" / "plan.json")
+    return path.is_dir() and any(sign.exists() for sign in signs)
 
 
 def find_run(path: Path | str) -> RunFolder:
@@ -242,8 +242,8 @@ def find_run(path: Path | str) -> RunFolder:
             f"or name one of {below or 'them, of which none was measured'}"
         )
     if not folder.plan.is_file() and not any(folder.path.glob("launches/*/rank-*.jsonl")):
-        there = folder.path.exists()
-        what = "not a run: it has no plan.json and no records" if there else "no such folder"
+        exists = folder.path.exists()
+        what = "not a run: it has no plan.json and no records" if exists else "no such folder"
         raise InputError(f"{folder.path}: {what}; name a folder that `scaling run` or a Probe made")
     return folder
 

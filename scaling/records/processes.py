@@ -47,8 +47,8 @@ and it takes a fifth of a process's CPU time to clear the pages again.
 
 def cores() -> int:
     """Cores that this process may use, at most MOST."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(there, MOST)
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, MOST)
 
 
 class Processes:

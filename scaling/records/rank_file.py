@@ -22,12 +22,7 @@ from scaling.reading import RECORDS_BYTES_MAX, read_bytes
 from scaling.records.clock import Shift
 from scaling.records.decode import Block, Clock, End, Memory, Packed, Pause, decode_head, decode_records
 from scaling.records.encoding import Stretch, stretches
-from scaling.records.format import (
-    SCHEMA,
-    ClockRecord,
-    PauseRecord,
-    Record,
-)
+from scaling.records.format import SCHEMA, ClockRecord, PauseRecord, Record
 from scaling.records.frames import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
 
 STEP_TAG = b'{"t":"steps"'
@@ -35,7 +30,7 @@ STEP_TAG = b'{"t":"steps"'
 
 
 @dataclass(slots=True)
-class Found:
+class FileLines:
     """What the lines of a file hold."""
 
     records: list[Record] = field(default_factory=list)
@@ -47,9 +42,9 @@ class Found:
     """Whether every line is one."""
 
 
-def found_in(text: bytes, begin: int) -> tuple[Found, list[bytes]]:
+def read_lines(text: bytes, begin: int) -> tuple[FileLines, list[bytes]]:
     """The records from `begin` on, up to the first line that is none; and the stretches that changed."""
-    found, damaged = Found(), []
+    lines, damaged = FileLines(), []
     sealed: list[Stretch] = []
     for stretch in stretches(text):
         if stretch.holds is False:
@@ -57,13 +52,13 @@ def found_in(text: bytes, begin: int) -> tuple[Found, list[bytes]]:
         elif stretch.holds:
             sealed.append(stretch)
         else:  # what follows was cut off, and its seal with it
-            found.whole = False
-            found.loose += steps_in(text[max(begin, stretch.begin) : stretch.end])
-    _seal_by_seal(text, begin, sealed, found)
-    return found, damaged
+            lines.whole = False
+            lines.loose += steps_in(text[max(begin, stretch.begin) : stretch.end])
+    _seal_by_seal(text, begin, sealed, lines)
+    return lines, damaged
 
 
-def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], found: Found) -> None:
+def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], lines: FileLines) -> None:
     """Only the last line of each stretch is decoded; those before it are steps, which the seal covers."""
     places = []
     for stretch in sealed:
@@ -73,11 +68,11 @@ def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], found: Fou
     records, whole = decode_records(b"".join([text[last:end] for _, last, end in places]))
     for record, (first, last, end) in zip(records, places, strict=False):
         if isinstance(record, Block):
-            found.blocks.append((record.id, first, end))
+            lines.blocks.append((record.id, first, end))
         elif last > first:
-            found.loose += steps_in(text[first:last])
-        found.records.append(record)
-    found.whole &= whole and len(records) == len(places)
+            lines.loose += steps_in(text[first:last])
+        lines.records.append(record)
+    lines.whole &= whole and len(records) == len(places)
 
 
 def steps_in(lines: bytes) -> int:
@@ -199,9 +194,8 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
     OSError where the file cannot be read, ValueError where it has no head, another format, numbers beyond 64 bits, or
     was written by another rank or in another launch.
     """
-    content, newline, tail = read_bytes(path, RECORDS_BYTES_MAX).rpartition(
-        b"\n"
-    )  # a whole file ends in a newline
+    # A whole file ends in a newline.
+    content, newline, tail = read_bytes(path, RECORDS_BYTES_MAX).rpartition(b"\n")
     text = content + newline
     first = text[: text.find(b"\n") + 1]
     head = decode_head(first)
@@ -209,22 +203,22 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
     if (head.launch, head.rank) != (launch, rank):
         raise ValueError(f"rank {head.rank} wrote it in launch {head.launch}, so it was copied or renamed")
-    found, damaged = found_in(text, len(first))
+    rank_lines, damaged = read_lines(text, len(first))
     clocks = [
-        ClockRecord(at=of.at, offset_ns=of.offset_ns, bound_ns=of.bound_ns, time_ns=of.time_ns)
-        for of in found.records
-        if isinstance(of, Clock)
+        ClockRecord(at=line.at, offset_ns=line.offset_ns, bound_ns=line.bound_ns, time_ns=line.time_ns)
+        for line in rank_lines.records
+        if isinstance(line, Clock)
     ]
-    blocks = [record for record in found.records if isinstance(record, Block)]
-    end = next((record for record in found.records if isinstance(record, End)), None)
+    blocks = [record for record in rank_lines.records if isinstance(record, Block)]
+    end = next((record for record in rank_lines.records if isinstance(record, End)), None)
     shift = Shift(clocks)
     columns = _values(blocks, BLOCK_COLUMNS, launch, rank)
     for on_host, name in HOST_TIMES.items():
         columns[on_host] = np.array(columns[name], dtype=np.int64)
         columns[name] = shift.at(columns[on_host])
-    lines = np.array(found.blocks, dtype=np.int64).reshape(-1, 3)
+    lines = np.array(rank_lines.blocks, dtype=np.int64).reshape(-1, 3)
     columns |= {"lines_begin": lines[:, 1], "lines_end": lines[:, 2]}
-    memory = [record for record in found.records if isinstance(record, Memory)]
+    memory = [record for record in rank_lines.records if isinstance(record, Memory)]
     tables = {
         "blocks": pl.DataFrame(columns, schema=OF_BLOCKS["blocks"]),
         "memory": pl.DataFrame(_values(memory, MEMORY_COLUMNS, launch, rank), schema=OF_BLOCKS["memory"]),
@@ -244,7 +238,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         clock_bound_ns=shift.bound_ns([at for block in blocks for at in (block.begin_ns, block.end_ns)]),
         clock_corrected=not shift.still,
         clock_bend_ns=shift.bend_ns,
-        cut_off=tail != b"" or not found.whole or found.loose > 0,
+        cut_off=tail != b"" or not rank_lines.whole or rank_lines.loose > 0,
         ended=any(clock.at == "end" for clock in clocks),
         plan_digest=head.plan_digest,
         detailed=frozenset(head.detailed),
@@ -254,10 +248,10 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         error=end.error if end else "",
         pauses=tuple(
             PauseRecord(time_ns=p.time_ns, gap_ns=p.gap_ns, step=p.step, kind=p.kind, more_ns=p.more_ns)
-            for p in found.records
+            for p in rank_lines.records
             if isinstance(p, Pause)
         ),
-        dropped_samples=found.loose + sum(steps_in(stretch) for stretch in damaged),
+        dropped_samples=rank_lines.loose + sum(steps_in(stretch) for stretch in damaged),
     )
     return Rank(file=file, tables=tables, stored=Stored(path=path, shift=shift, text=text))
 
@@ -265,9 +259,9 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
 def _values(records: Sequence[Any], columns: dict[str, str], launch: int, rank: int) -> dict[str, Any]:
     """Columns of a table with a row per record; `columns` has the field of each."""
     rows = map(operator.attrgetter(*columns.values()), records)
-    found = zip(*rows, strict=True) if records else ((),) * len(columns)
+    values = zip(*rows, strict=True) if records else ((),) * len(columns)
     return {
         "launch": [launch] * len(records),
         "rank": [rank] * len(records),
-        **dict(zip(columns, found, strict=True)),
+        **dict(zip(columns, values, strict=True)),
     }

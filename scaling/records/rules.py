@@ -56,22 +56,21 @@ def broken_rows(plan: Plan, parts: Iterable[Tables]) -> pl.DataFrame:
     `parts`: all rows of whole blocks, some ranks at a time.
     """
     slack, bound_ns = _slack(plan), 0
-    found, shared, facts = list[pl.DataFrame](), dict[str, list[pl.DataFrame]](), list[pl.DataFrame]()
+    broken, shared, facts = list[pl.DataFrame](), dict[str, list[pl.DataFrame]](), list[pl.DataFrame]()
     for part in parts:
         bound_ns = max([bound_ns, *(file.clock_bound_ns or 0 for file in part.ranks)])
         blocks, steps = in_memory(part.blocks), in_memory(part.steps)
         facts.append(blocks.select(*BLOCK, *FACTS))
-        found += _named(_of_blocks(blocks))
-        found += _named(_of_steps(blocks, steps, plan, slack))
+        broken += _named(_of_blocks(blocks))
+        broken += _named(_of_steps(blocks, steps, plan, slack))
         synchronised = pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1)
-        synchronised &= pl.lit(
-            plan.spec.parallel.name != OWN
-        )  # ranks may send to some others alone, or seldom
+        # Ranks of an own loop may send to some others alone, or seldom.
+        synchronised &= pl.lit(plan.spec.parallel.name != OWN)
         times = _together(steps.lazy().filter(synchronised), "begin_ns", "end_ns", pl.lit(-1))
         shared.setdefault("steps", []).append(times)
         for name, rows in (("buckets", in_memory(part.buckets)), ("fabric", in_memory(part.fabric))):
             if rows.height:
-                found += _named(_of_collectives(steps, rows, slack))
+                broken += _named(_of_collectives(steps, rows, slack))
                 joint = (
                     (pl.col("kind") == ALL_REDUCE)
                     & (pl.col("world_size") > 1)
@@ -81,10 +80,10 @@ def broken_rows(plan: Plan, parts: Iterable[Tables]) -> pl.DataFrame:
                 times = _together(rows.lazy().filter(joint), "launch_ns", "done_ns", pl.col("seq"))
                 shared.setdefault(name, []).append(times)
     for ranks in shared.values():
-        found += _named(_apart_in_time(pl.concat(ranks), 2 * bound_ns + ACROSS_NS))
+        broken += _named(_apart_in_time(pl.concat(ranks), 2 * bound_ns + ACROSS_NS))
     if facts:
-        found += _named(_unlike(pl.concat(facts)))
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *found])
+        broken += _named(_unlike(pl.concat(facts)))
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *broken])
 
 
 def overlapping(plan: Plan, blocks: Frame) -> pl.DataFrame:
@@ -94,8 +93,8 @@ def overlapping(plan: Plan, blocks: Frame) -> pl.DataFrame:
     leads = pl.col("end_ns") > pl.col("begin_ns").shift(-1).over(place) + slack
     ordered = in_memory(blocks.select(*BLOCK, "arm", "begin_ns", "end_ns")).sort(*place, "begin_ns", "block")
     why = "it overlaps with the rank's next block or the one before"
-    found = _named(_breaking(ordered, {why: follows | leads}))
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *found])
+    broken = _named(_breaking(ordered, {why: follows | leads}))
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *broken])
 
 
 def _of_blocks(blocks: pl.DataFrame) -> Broken:
@@ -215,10 +214,10 @@ def _of_collectives(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Brok
     each = runs(rows, STEP)
     ready, launched, ended = (each.frame[f"{name}_ns"].to_numpy() for name in ("ready", "launch", "done"))
     seq = each.frame["seq"].to_numpy()
-    taken = np.minimum(*(np.where(stamps > 0, stamps, INT_MAX) for stamps in (ready, launched)))
+    first_stamp = np.minimum(*(np.where(stamps > 0, stamps, INT_MAX) for stamps in (ready, launched)))
     of_step = each.table(
         ["arm"],
-        first=each.least(taken),
+        first=each.least(first_stamp),
         last=each.most(np.maximum(np.maximum(ready, launched), ended)),
         rows=each.lengths,
         different=each.most(seq) - each.least(seq) + 1,

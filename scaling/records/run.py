@@ -244,13 +244,13 @@ def read_started(folder: RunFolder) -> Started | None:
 def read_plan(folder: RunFolder) -> Plan:
     """The plan of a run, or the one that an own loop's records bring along; InputError where there is none."""
     if not find_run(folder.path).plan.is_file():
-        found = own_plan(folder)
-        if found is None:
+        plan = own_plan(folder)
+        if plan is None:
             raise InputError(
                 f"{folder.path}: there is no plan.json, and no rank file that begins with a plan; "
                 "name a folder that `scaling run` or a Probe made"
             )
-        return found
+        return plan
     return read_json(folder.plan, Plan, PLAN_SCHEMA)
 
 

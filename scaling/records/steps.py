@@ -126,14 +126,14 @@ class Gathered:
         steps = steps.with_columns(tokens=pl.when(pl.col("tokens") >= 0).then("tokens"))
         owner, columns = self.collectives.columns(COLLECTIVE_FIELDS)
         swept = (keys["arm"] == FABRIC).to_numpy()[owner]
-        found = {"steps": steps}
+        tables = {"steps": steps}
         for name, chosen in (("buckets", ~swept), ("fabric", swept)):
             every = bool(chosen.all())
-            of = columns if every else {column: values[chosen] for column, values in columns.items()}
-            found[name] = _rows(keys, owner if every else owner[chosen], of, name)
+            kept = columns if every else {column: values[chosen] for column, values in columns.items()}
+            tables[name] = _rows(keys, owner if every else owner[chosen], kept, name)
         owner, columns = self.parameters.columns(("bytes", "ready_ns"))
         columns["index"] = columns.pop("step")
-        return {**found, "parameters": _rows(keys, owner, columns, "parameters")}
+        return {**tables, "parameters": _rows(keys, owner, columns, "parameters")}
 
 
 def gather(
@@ -230,9 +230,9 @@ def _flat(rows: Any, width: int) -> Ints:
 
 def _rows(keys: pl.DataFrame, owner: Ints, columns: Mapping[str, Ints], table: str) -> pl.DataFrame:
     """Rows of a table; `owner`: the row of `keys` that each repeats."""
-    found = {of.name: of for of in keys[owner].iter_columns()}
-    found |= {name: pl.Series(name, of) for name, of in columns.items()}
-    return pl.DataFrame([found[name] for name in SCHEMAS[table]])
+    series = {column.name: column for column in keys[owner].iter_columns()}
+    series |= {name: pl.Series(name, values) for name, values in columns.items()}
+    return pl.DataFrame([series[name] for name in SCHEMAS[table]])
 
 
 WINDOW_ROWS = 400_000
@@ -301,12 +301,12 @@ class _Some:
 
     def window(self, blocks: pl.DataFrame, *, continues: bool = False) -> Window:
         """The window; the rows are given up. `blocks`: of the stretch."""
-        own = blocks[np.concatenate(self.owners)].drop(list(LINES))
+        owners = blocks[np.concatenate(self.owners)].drop(list(LINES))
         return Window(
             first=self.first,
             last=self.last,
             continues=continues,
-            frames={"blocks": own, **self.rows.frames(blocks.select(list(BLOCK_NAMES)))},
+            frames={"blocks": owners, **self.rows.frames(blocks.select(list(BLOCK_NAMES)))},
             lost=self.rows.lost,
         )
 
@@ -320,9 +320,9 @@ def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
     some = _Some()
     for members in _batches(blocks, BATCH_BYTES):
         texts = _read(stretch.files, blocks, np.concatenate(list(members.values())))
-        for number, of in members.items():
-            files = [stretch.files[rank] for rank in blocks["rank"][of].to_list()]
-            for owners, piece in _pieces(number, of, texts, files, rows):
+        for number, places in members.items():
+            files = [stretch.files[rank] for rank in blocks["rank"][places].to_list()]
+            for owners, piece in _pieces(number, places, texts, files, rows):
                 if some.owners and some.rows.height + piece.height > rows:
                     yield some.window(blocks, continues=some.last == number)
                     some = _Some()
@@ -331,10 +331,10 @@ def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
         yield some.window(blocks)
 
 
-def wholes(found: Iterator[Window]) -> Iterator[Iterator[Window]]:
+def wholes(pieces: Iterator[Window]) -> Iterator[Iterator[Window]]:
     """The windows of whole blocks: those of one that has several, each other by itself."""
-    for first in found:
-        yield _with_rest(first, found)
+    for first in pieces:
+        yield _with_rest(first, pieces)
 
 
 def _with_rest(window: Window, after: Iterator[Window]) -> Iterator[Window]:
@@ -345,22 +345,22 @@ def _with_rest(window: Window, after: Iterator[Window]) -> Iterator[Window]:
 
 
 def _pieces(
-    number: int, of: Ints, texts: Mapping[int, bytes], files: Sequence[Stored], rows: int
+    number: int, places: Ints, texts: Mapping[int, bytes], files: Sequence[Stored], rows: int
 ) -> Iterator[tuple[Ints, Gathered]]:
-    """One block: as a whole if it has at most about `rows` rows, else some ranks at a time; each with its part of `of`.
+    """One block, each piece with its `places`: the whole if it has about `rows` rows or fewer, else some ranks.
 
-    `of`: the block's rows in the stretch's `blocks`.
+    `places`: the block's rows in the stretch's `blocks`.
     """
-    first, each = 0, min(PIECE_RANKS, len(of))
-    while first < len(of):
+    first, each = 0, min(PIECE_RANKS, len(places))
+    while first < len(places):
         piece, at = Gathered(), first
-        gather(number, of[at : at + each], texts, files[at : at + each], piece)
+        gather(number, places[at : at + each], texts, files[at : at + each], piece)
         at += each
-        if first == 0 and at < len(of):
+        if first == 0 and at < len(places):
             each = max(1, each * rows // max(1, piece.height))  # all ranks have about as many rows
-            gather(number, of[at:each], texts, files[at:each], piece)
+            gather(number, places[at:each], texts, files[at:each], piece)
             at = max(at, each)
-        yield of[first:at], piece
+        yield places[first:at], piece
         first = at
 
 
@@ -371,9 +371,9 @@ def _batches(blocks: pl.DataFrame, most_bytes: int) -> Iterator[dict[int, Ints]]
     order = np.lexsort((blocks["rank"].to_numpy(), number))
     numbers, begins = np.unique(number[order], return_index=True)
     batch, total = dict[int, Ints](), 0
-    for of_number, of in zip(numbers.tolist(), np.split(order, begins[1:]), strict=False):
-        batch[of_number] = of
-        total += int(size[of].sum())
+    for block, places in zip(numbers.tolist(), np.split(order, begins[1:]), strict=False):
+        batch[block] = places
+        total += int(size[places].sum())
         if total >= most_bytes:
             yield batch
             batch, total = {}, 0

@@ -136,8 +136,8 @@ def write_part(frames: Mapping[str, pl.DataFrame], scratch: Path, *numbers: int)
 
 def scan_parts(parts: Iterable[Part], scratch: Scratch) -> dict[str, Frame]:
     """The step tables of all parts."""
-    there = {name for part in parts for name in part.files}
-    return {name: _scan(scratch.path / name) if name in there else _nothing(name) for name in STEP_TABLES}
+    present = {name for part in parts for name in part.files}
+    return {name: _scan(scratch.path / name) if name in present else _nothing(name) for name in STEP_TABLES}
 
 
 def _scan(folder: Path) -> Frame:
@@ -233,7 +233,7 @@ def publish_tables(folder: RunFolder, tables: Tables) -> None:
         _remove(part)
         part.mkdir()
         try:
-            step_files = (path for of in tables.parts for path in of.files.get(name, ()))
+            step_files = (path for written in tables.parts for path in written.files.get(name, ()))
             files = tables.block_files if name == "blocks" else tuple(step_files)
             for number, path in enumerate(files):
                 shutil.move(path, part / f"part-{number:06}.parquet")

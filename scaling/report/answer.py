@@ -39,8 +39,8 @@ def answer(analysis: Analysis) -> str:
 def _answer(analysis: Analysis) -> str:
     if analysis.inference or analysis.training:
         return cases.answer(analysis)
-    if said := strategies_answer(analysis.strategies):
-        return said
+    if strategy_answer := strategies_answer(analysis.strategies):
+        return strategy_answer
     measured = [p for p in analysis.points if p.step_ms is not None]
     missing = _missing(analysis)
     if not measured:
@@ -60,19 +60,19 @@ def _answer(analysis: Analysis) -> str:
             f"{missing}"
         ).strip()
     base = point.base_world_size
-    of = "ideal" if base == 1 else f"the throughput a rank at {ranks(base)}"
-    kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of {of}"
+    reference = "ideal" if base == 1 else f"the throughput a rank at {ranks(base)}"
+    kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of {reference}"
     if not point.efficiency.tells:
         kept = f"At {ranks(point.world_size)} the efficiency is {UNKNOWN}: too few rounds, or too uneven ones"
-    one = at(1, measured)
-    slower = slower_lines([(p.world_size, "", _over_one(p, one)) for p in measured if base == 1])
-    said = " ".join(f"{line}." for line in slower)
-    return " ".join(part for part in (f"{kept}{_main_cause(analysis, point)}", said, missing) if part)
+    one_rank = at(1, measured)
+    slower = slower_lines([(p.world_size, "", _over_one(p, one_rank)) for p in measured if base == 1])
+    slow = " ".join(f"{line}." for line in slower)
+    return " ".join(part for part in (f"{kept}{_main_cause(analysis, point)}", slow, missing) if part)
 
 
-def _over_one(point: Point, one: Point | None) -> Measured | None:
+def _over_one(point: Point, one_rank: Point | None) -> Measured | None:
     """Samples a second over those of the run's own step at one rank, where that was measured; else a bare rank's."""
-    return ratio_of(point.samples_per_s, one.samples_per_s) if one else point.speedup
+    return ratio_of(point.samples_per_s, one_rank.samples_per_s) if one_rank else point.speedup
 
 
 def _main_cause(analysis: Analysis, point: Point) -> str:
@@ -137,17 +137,17 @@ def _missing(analysis: Analysis) -> str:
     lost = [t for t in analysis.trials if t.status not in SETTLED]
     if not lost:
         return ""
-    known = {p.world_size for p in analysis.points if p.step_ms is not None}
-    in_part = [t for t in lost if t.world_size in known]
+    measured_sizes = {p.world_size for p in analysis.points if p.step_ms is not None}
+    in_part = [t for t in lost if t.world_size in measured_sizes]
     if len(lost) == 1:
         what = "was measured in part" if in_part else "is missing"
         return f"The trial at {ranks(lost[0].world_size)} {what} ({status_name(lost[0].status)})."
     gone = len(lost) - len(in_part)
-    said = [
+    counts = [
         f"{len(in_part)} {'was' if len(in_part) == 1 else 'were'} measured in part" if in_part else "",
         f"{gone} {'is' if gone == 1 else 'are'} missing" if gone else "",
     ]
-    return f"Of {len(analysis.trials)} trials {' and '.join(filter(None, said))}."
+    return f"Of {len(analysis.trials)} trials {' and '.join(filter(None, counts))}."
 
 
 WARNING_MOST, TRIAL_MOST = 110, 240
@@ -159,15 +159,15 @@ HINT = "so this is a hint, not a finding"
 
 def lead(analysis: Analysis, plan: Plan, page: str = "") -> tuple[Line, ...]:
     """`page`: path of the page; empty where there is none."""
-    found = _main(analysis)
+    verdict = _main(analysis)
     pairs = (
         ("answer", f"{analysis.run.model} on {analysis.run.topology}: {answer(analysis)}"),
-        ("why", _why(found)),
-        ("how sure", "; ".join(_how_sure(analysis, plan, found))),
-        ("try", _try(analysis, found)),
+        ("why", _why(verdict)),
+        ("how sure", "; ".join(_how_sure(analysis, plan, verdict))),
+        ("try", _try(analysis, verdict)),
         ("page", page),
     )
-    return tuple(Line(name=name, text=said) for name, said in pairs if said)
+    return tuple(Line(name=name, text=line) for name, line in pairs if line)
 
 
 def _main(analysis: Analysis) -> Verdict | None:
@@ -178,42 +178,42 @@ def _main(analysis: Analysis) -> Verdict | None:
     return next((v for v in causes if v.cause != "slow_path"), next(iter([*causes, *here]), None))
 
 
-def _why(found: Verdict | None) -> str:
-    if found is None:
+def _why(verdict: Verdict | None) -> str:
+    if verdict is None:
         return ""
-    said = [one_line(line) for line in found.evidence if not line.endswith(HINT)]
-    return text.sentence("; ".join(said[:2])) if said else ""
+    evidence = [one_line(line) for line in verdict.evidence if not line.endswith(HINT)]
+    return text.sentence("; ".join(evidence[:2])) if evidence else ""
 
 
-def _how_sure(analysis: Analysis, plan: Plan, found: Verdict | None) -> Iterator[str]:
+def _how_sure(analysis: Analysis, plan: Plan, verdict: Verdict | None) -> Iterator[str]:
     if analysis.run.simulated:
         yield "SIMULATED accelerators (times are those of a model)"
     if analysis.run.synthetic:
         yield "SYNTHETIC compute (sleeps)"
     if plan.spec.inject.active:
         yield "faults INJECTED"
-    if found is not None and found.cause not in NO_CAUSE:
-        yield f"confidence {found.confidence}"
+    if verdict is not None and verdict.cause not in NO_CAUSE:
+        yield f"confidence {verdict.confidence}"
     yield from analysis.quality.reached[:1]
     failed = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
     yield from (_short(line, TRIAL_MOST) for line in failed)
-    warnings = sorted(analysis.quality.warnings, key=lambda said: not said.startswith(CONTENDED))
+    warnings = sorted(analysis.quality.warnings, key=lambda warning: not warning.startswith(CONTENDED))
     if warnings:
         yield f"{text.count(len(warnings), 'warning')}: {_short(warnings[0], WARNING_MOST)}"
 
 
-def _short(said: str, most: int) -> str:
-    line = one_line(said)
+def _short(message: str, most: int) -> str:
+    line = one_line(message)
     return line if len(line) <= most else f"{line[:most].rstrip()}..."
 
 
-def _try(analysis: Analysis, found: Verdict | None) -> str:
-    if found is None:
+def _try(analysis: Analysis, verdict: Verdict | None) -> str:
+    if verdict is None:
         return ""
-    if not found.try_:
-        return "nothing that is known to help" if found.cause not in NO_CAUSE else ""
-    first, *_ = found.try_
-    more = sum(len(v.try_) for v in analysis.verdicts if v.world_size == found.world_size) - 1
+    if not verdict.try_:
+        return "nothing that is known to help" if verdict.cause not in NO_CAUSE else ""
+    first, *_ = verdict.try_
+    more = sum(len(v.try_) for v in analysis.verdicts if v.world_size == verdict.world_size) - 1
     others = f"; {more} more with -v" if more > 0 else ""
     what = f"{first.overrides} (in code: {first.code})" if first.overrides and first.code else ""
     return f"{what or first.overrides or first.code}{findings.gain(first)}{others}"

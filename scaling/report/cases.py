@@ -55,7 +55,7 @@ TRAINING_NOTE = (
 )
 
 
-def inference_table(found: Sequence[InferenceCase]) -> Table:
+def inference_table(cases: Sequence[InferenceCase]) -> Table:
     """A row for each case of inference."""
     rows = [
         (
@@ -65,39 +65,39 @@ def inference_table(found: Sequence[InferenceCase]) -> Table:
             value_of(r.latency_ms.p90),
             value_of(r.latency_ms.p99),
         )
-        for r in found
+        for r in cases
     ]
-    return _table(INFERENCE, found, rows, "Inference", INFERENCE_NOTE)
+    return _table(INFERENCE, cases, rows, "Inference", INFERENCE_NOTE)
 
 
-def training_table(found: Sequence[TrainingCase]) -> Table:
+def training_table(cases: Sequence[TrainingCase]) -> Table:
     """A row for each training setting; checkpointing and micro-steps are columns where some row has them."""
-    held = any(r.checkpointing for r in found)
-    micro = any(r.accumulation_steps > 1 for r in found)
+    any_checkpointed = any(r.checkpointing for r in cases)
+    micro = any(r.accumulation_steps > 1 for r in cases)
     rows = [
         (
-            *((("yes" if r.checkpointing else "no"),) if held else ()),
+            *((("yes" if r.checkpointing else "no"),) if any_checkpointed else ()),
             *((str(r.accumulation_steps),) if micro else ()),
             _batch(r),
             cell(r.step_ms),
             cell(r.exposed_ms),
         )
-        for r in found
+        for r in cases
     ]
-    shown = {"checkpointing": held, "micro-steps": micro}
+    shown = {"checkpointing": any_checkpointed, "micro-steps": micro}
     columns = tuple(column for column in TRAINING if shown.get(column[0], True))
-    return _table(columns, found, rows, "Training settings", TRAINING_NOTE)
+    return _table(columns, cases, rows, "Training settings", TRAINING_NOTE)
 
 
 def _table(
     columns: Columns,
-    found: Sequence[InferenceCase | TrainingCase],
+    cases: Sequence[InferenceCase | TrainingCase],
     middles: Sequence[tuple[str, ...]],
     label: str,
     note: str,
 ) -> Table:
     """`middles`: the cells between the first and the last columns. The status is left out where all are done."""
-    shown = len(columns) - all(r.status == "done" for r in found)
+    shown = len(columns) - all(r.status == "done" for r in cases)
     rows = tuple(
         (
             str(r.world_size),
@@ -108,7 +108,7 @@ def _table(
             memory(r.peak_bytes),
             status_name(r.status),
         )[:shown]
-        for r, middle in zip(found, middles, strict=True)
+        for r, middle in zip(cases, middles, strict=True)
     )
     return Table(columns=columns[:shown], rows=rows, label=label, note=note)
 
@@ -205,56 +205,56 @@ def failures(analysis: Analysis) -> Iterator[str]:
             yield f"{ranks(row.world_size)}, {setting(row)}, batch {row.batch}: {status_name(row.status)}{error}"
 
 
-def largest_line(found: LargestBatch) -> str:
+def largest_line(largest: LargestBatch) -> str:
     """The largest batch that fits, how that was proved, and the smallest that is known not to fit."""
-    if not found.found:
-        return f"{setting(found)}: not one sample fits{_limit(found)}"
-    too_large = min((t.batch for t in found.tries if t.status in ("oom", "killed")), default=None)
+    if not largest.found:
+        return f"{setting(largest)}: not one sample fits{_limit(largest)}"
+    too_large = min((t.batch for t in largest.tries if t.status in ("oom", "killed")), default=None)
     beyond = "nothing larger was too much" if too_large is None else f"{too_large} does not"
-    if any(t.status == LATE for t in found.tries):
+    if any(t.status == LATE for t in largest.tries):
         beyond = (
             f"{beyond if too_large else 'a larger one may'}; the search's time was over before more was tried"
         )
     proof = (
         "not proved in fresh processes"
-        if found.proved is None
-        else f"{found.proved} proved in fresh processes with a margin of 3 % of memory"
+        if largest.proved is None
+        else f"{largest.proved} proved in fresh processes with a margin of 3 % of memory"
     )
-    return f"{setting(found)}: {found.found} per rank and step fit{_limit(found)}, {beyond}; {proof}"
+    return f"{setting(largest)}: {largest.found} per rank and step fit{_limit(largest)}, {beyond}; {proof}"
 
 
-def _limit(found: LargestBatch) -> str:
-    return "" if found.limit_bytes is None else f" in {format_bytes(found.limit_bytes)}"
+def _limit(largest: LargestBatch) -> str:
+    return "" if largest.limit_bytes is None else f" in {format_bytes(largest.limit_bytes)}"
 
 
 def answer(analysis: Analysis) -> str:
     """The fastest case at the largest world size, the knee, and the largest batch."""
     rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
-    known = [r for r in rows if r.samples_per_s is not None]
-    if not known:
+    measured = [r for r in rows if r.samples_per_s is not None]
+    if not measured:
         return "Nothing could be measured."
-    n = max(r.world_size for r in known)
-    here = [r for r in known if r.world_size == n]
+    n = max(r.world_size for r in measured)
+    here = [r for r in measured if r.world_size == n]
     best = max(here, key=lambda r: r.samples_per_s.value if r.samples_per_s else 0.0)
-    said = [
+    sentences = [
         f"The most samples at {ranks(n)} are {quantity(best.samples_per_s)} a second, "
         f"in {setting(best)} at batch {best.batch}"
     ]
     if isinstance(best, InferenceCase) and best.latency_ms.p50 is not None:
-        said[0] += f", where one batch takes {quantity(best.latency_ms.p50, 'ms')} in the median"
+        sentences[0] += f", where one batch takes {quantity(best.latency_ms.p50, 'ms')} in the median"
     knee = next((r for r in here if r.knee and setting(r) == setting(best)), None)
     batches = {r.batch for r in here if setting(r) == setting(best)}
     if knee is not None and knee is not best:
-        said.append(f"Batch {knee.batch} gives 95 % of that or more")
+        sentences.append(f"Batch {knee.batch} gives 95 % of that or more")
     elif knee is None and len(batches) > 1:
-        said.append("It still grows there: no knee was reached")
-    alike = len({setting(r) for r in known}) == 1
+        sentences.append("It still grows there: no knee was reached")
+    alike = len({setting(r) for r in measured}) == 1
     named = [f"batch {r.batch}" if alike else f"{setting(r)} at batch {r.batch}" for r in rows]
     speedups = [r.efficiency * r.world_size if r.efficiency and r.world_size > 1 else None for r in rows]
     sizes = [r.world_size for r in rows]
-    said += slower_lines(list(zip(sizes, named, speedups, strict=True)))
-    said += [largest_line(found) for found in analysis.largest_batch]
+    sentences += slower_lines(list(zip(sizes, named, speedups, strict=True)))
+    sentences += [largest_line(largest) for largest in analysis.largest_batch]
     missing = sum(1 for _ in failures(analysis))
     if missing:
-        said.append(f"{count(missing, 'case')} could not be measured")
-    return " ".join(map(sentence, said))
+        sentences.append(f"{count(missing, 'case')} could not be measured")
+    return " ".join(map(sentence, sentences))

@@ -66,7 +66,7 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     unknown = plan.source != HARNESS and not spec.batch_per_rank
     lines = [] if unknown else [("batch", case_batches(spec) if spec.kind.by_cases else _batch(plan))]
     if len(spec.strategies) > 1:
-        named = ", ".join(one.parallel.name for one in spec.strategies)
+        named = ", ".join(strategy.parallel.name for strategy in spec.strategies)
         lines.append(
             ("strategies", f"{named}, in turns in one launch; figures without a name are the first one's")
         )
@@ -80,9 +80,9 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     if top.note:
         lines.append(("note", top.note))
     if spec.data.target is not None:
-        made = f"{count(spec.data.workers, 'worker')} a rank, {spec.data.prefetch} batches ahead each"
+        loading = f"{count(spec.data.workers, 'worker')} a rank, {spec.data.prefetch} batches ahead each"
         lines.append(
-            ("data", f"{spec.data.name}, {made if spec.data.workers else 'made in the training process'}")
+            ("data", f"{spec.data.name}, {loading if spec.data.workers else 'made in the training process'}")
         )
     settings = _settings(spec)
     if settings:

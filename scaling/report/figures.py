@@ -63,7 +63,7 @@ def _draw(plots: Sequence[Plot], folder: Path, browser: str) -> None:
     import kaleido  # noqa: PLC0415  optional, and only this needs it
 
     colours = light_colours()
-    asked = [
+    requests = [
         {
             "fig": coloured(titled(plot), colours),
             "path": folder / f"{plot.name}.{ending}",
@@ -75,7 +75,7 @@ def _draw(plots: Sequence[Plot], folder: Path, browser: str) -> None:
     settings = {"path": browser, "mathjax": False, "timeout": BOUND_S}
     settings["enable_sandbox"] = os.geteuid() != 0  # Chromium refuses to start with it as root
     try:
-        kaleido.write_fig_from_object_sync(asked, cancel_on_error=True, kopts=settings)
+        kaleido.write_fig_from_object_sync(requests, cancel_on_error=True, kopts=settings)
     except Exception as error:  # the browser, its driver and the library each have errors of their own
         raise ScalingError(
             f"{browser}: could not draw the figures ({type(error).__name__}: {error})"

@@ -100,26 +100,26 @@ BETWEEN = "; efficiency, phases and late ranks are those of the steps between"
 
 def tokens_line(tokens: TokenBalance, step_ms: Measured | None) -> str:
     """How many tokens a rank's step has, what one takes, and what it would save if all ranks had as many."""
-    said = f"{quantity(tokens.per_step)} a rank and step"
+    line = f"{quantity(tokens.per_step)} a rank and step"
     if tokens.most_over_mean.value < EQUAL:
-        return f"{said}, the same on all ranks"
-    said += f"; the rank that has most in its step has {percent(tokens.most_over_mean)} of the mean"
+        return f"{line}, the same on all ranks"
+    line += f"; the rank that has most in its step has {percent(tokens.most_over_mean)} of the mean"
     if tokens.rank is not None:
-        said += f"; rank {tokens.rank} has most over all steps, {quantity(tokens.rank_extra)} more than the mean rank"
+        line += f"; rank {tokens.rank} has most over all steps, {quantity(tokens.rank_extra)} more than the mean rank"
     if tokens.saves_ms is not None:
         return (
-            f"{said}; lateness follows tokens, {quantity(tokens.per_token_us, 'us')} each: balancing them would save "
+            f"{line}; lateness follows tokens, {quantity(tokens.per_token_us, 'us')} each: balancing them would save "
             f"{quantity(tokens.saves_ms, 'ms')} of {quantity(step_ms, 'ms')}"
         )
     if tokens.per_token_us is not None:
-        return f"{said}; a token takes {quantity(tokens.per_token_us, 'us')}, no sure time"
-    return f"{said}; what a token takes cannot be told, since the numbers do not vary enough"
+        return f"{line}; a token takes {quantity(tokens.per_token_us, 'us')}, no sure time"
+    return f"{line}; what a token takes cannot be told, since the numbers do not vary enough"
 
 
 def overhead_line(overhead: Overhead) -> str:
     """The probe's own cost beside the A/A floor: how far two equal measurements differ."""
-    own, floor = change(overhead.probe_over_plain), change(overhead.aa_floor)
-    return f"{own} of the plain step; plain against plain (A/A floor) {floor}"
+    probe, floor = change(overhead.probe_over_plain), change(overhead.aa_floor)
+    return f"{probe} of the plain step; plain against plain (A/A floor) {floor}"
 
 
 def closure_line(closure: Measured) -> str:
@@ -152,13 +152,13 @@ def memory_line(memory: PeakMemory, device: str) -> str:
         "the optimizer's state": memory.computed_optimizer_bytes,
         "gathered at once": memory.computed_unsharded_bytes,
     }
-    known = [
+    part_sizes = [
         f"{format_bytes(size)} {name}" + _beside(size, computed.get(name))
         for name, size in parts.items()
         if size
     ]
-    if memory.peak_bytes and known:
-        lines.append(", ".join(known))
+    if memory.peak_bytes and part_sizes:
+        lines.append(", ".join(part_sizes))
     if memory.harness_bytes:
         lines.append(f"without {format_bytes(memory.harness_bytes)} of the harness's own")
     if memory.communicators_bytes is not None:
@@ -171,13 +171,13 @@ def _beside(size: int, computed: int | None) -> str:
     return f" (computed {format_bytes(computed)})" if computed and abs(computed / size - 1) > 0.01 else ""
 
 
-def use_line(mfu: Measured | None, hfu: Measured | None, of: RooflineResult) -> str:
+def use_line(mfu: Measured | None, hfu: Measured | None, roofline: RooflineResult) -> str:
     """How well the device's peak is used, and why by more than all of it; empty where no FLOP was counted."""
     if mfu is None or hfu is None:
         return ""
     again = f"; HFU {percent(hfu)} with what checkpointing runs again" if hfu.value > mfu.value else ""
-    why = f" ({plain(of.above)})" if hfu.value > 1 and of.above else ""
-    return f"MFU {percent(mfu)} of {plain(of.peak_is)}{again}{why}"
+    why = f" ({plain(roofline.above)})" if hfu.value > 1 and roofline.above else ""
+    return f"MFU {percent(mfu)} of {plain(roofline.peak_is)}{again}{why}"
 
 
 def cost_line(cost: SampleCost) -> str:
@@ -194,7 +194,7 @@ def cost_line(cost: SampleCost) -> str:
 
 def comm_line(comm: Comm, rate_source: str) -> str:
     """What a step sends, at which bandwidth, and how that compares."""
-    calls = sum(one.calls for one in comm.collectives)
+    calls = sum(collective.calls for collective in comm.collectives)
     pieces = count(len(comm.buckets), "bucket") if comm.buckets else count(calls, "collective")
     parts = [
         f"{format_bytes(comm.bytes_per_step)} per rank and step{f' in {pieces}' if comm.buckets or calls else ''}"

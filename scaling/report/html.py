@@ -51,7 +51,7 @@ def beside(block: Block) -> bool:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    found = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("scaling.report", "page"),
         autoescape=True,
         finalize=_harmless,
@@ -59,12 +59,12 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"anchor": _anchor, "headline": text.headline, "sentence": text.sentence}
-    found.tests["table"] = lambda block: isinstance(block, Table)
-    found.tests["figure"] = lambda block: isinstance(block, Figure)
-    found.tests["finding"] = lambda block: isinstance(block, Finding)
-    found.tests["beside"] = lambda group: beside(group[0])
-    return found
+    environment.filters |= {"anchor": _anchor, "headline": text.headline, "sentence": text.sentence}
+    environment.tests["table"] = lambda block: isinstance(block, Table)
+    environment.tests["figure"] = lambda block: isinstance(block, Figure)
+    environment.tests["finding"] = lambda block: isinstance(block, Finding)
+    environment.tests["beside"] = lambda group: beside(group[0])
+    return environment
 
 
 def _anchor(title: str) -> str:
@@ -111,13 +111,13 @@ def sweep_page(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[A
 
 def draw(document: Document) -> str:
     """A document as the text of an HTML file."""
-    found = list(document.sections_on(PAGE))
-    figures = [block for _, blocks in found for block in blocks if isinstance(block, Figure)]
+    sections = list(document.sections_on(PAGE))
+    figures = [block for _, blocks in sections for block in blocks if isinstance(block, Figure)]
     places = {id(figure): place for place, figure in enumerate(figures)}
     return render(
         "page.html.j2",
         document=document,
-        sections=[(section, list(_groups(blocks))) for section, blocks in found],
+        sections=[(section, list(_groups(blocks))) for section, blocks in sections],
         number=lambda figure: places[id(figure)],
         policy=POLICY,
         style=packaged("style.css"),
@@ -146,8 +146,8 @@ def _groups(blocks: Sequence[Block]) -> Iterator[list[Block]]:
 
 def _json(plots: Sequence[Plot]) -> Markup:
     """The data of the figures; `<` is escaped, so that no text in it can end the script element."""
-    found: list[dict[str, Any]] = [
+    figures: list[dict[str, Any]] = [
         {"data": p.data, "layout": p.layout | {"height": p.height_px}} for p in plots
     ]
-    written = json.dumps(found, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    written = json.dumps(figures, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return Markup(written)  # noqa: S704  see above

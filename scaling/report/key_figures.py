@@ -55,8 +55,8 @@ def compared_table(series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
 
 def _table(points: Sequence[Point], names: Sequence[str]) -> Table:
     all_done = all(p.status == "done" for p in points)
-    known = {"status": not all_done, "bytes": all_done, "tokens": any(p.tokens_per_s for p in points)}
-    shown = [name for name in names if known.get(name, True)]
+    wanted = {"status": not all_done, "bytes": all_done, "tokens": any(p.tokens_per_s for p in points)}
+    shown = [name for name in names if wanted.get(name, True)]
     rows = tuple(_chosen(_row(p), shown) for p in points)
     return Table(columns=_chosen(COLUMNS, shown), rows=rows, label="Key figures", note=NOTE)
 
@@ -104,21 +104,21 @@ class Fall:
 
 def waterfall(loss: Loss, efficiency: Measured | None, end: str = MEASURED) -> tuple[Fall, ...]:
     """From the ideal down to what was measured or predicted (`end`): each cause begins where the last one ended."""
-    found = [Fall(cause=IDEAL, value=Measured(1.0), start=0.0, end=1.0)]
+    falls = [Fall(cause=IDEAL, value=Measured(1.0), start=0.0, end=1.0)]
     level = 1.0
     for cause, value in text.losses_of(loss):
         below = level - (value.value if value else 0.0)
-        found.append(Fall(cause=cause, value=value, start=level, end=below))
+        falls.append(Fall(cause=cause, value=value, start=level, end=below))
         level = below
     if efficiency is not None:
-        found.append(Fall(cause=end, value=efficiency, start=0.0, end=efficiency.value))
-    return tuple(found)
+        falls.append(Fall(cause=end, value=efficiency, start=0.0, end=efficiency.value))
+    return tuple(falls)
 
 
 def waterfall_bars(loss: Loss, efficiency: Measured | None, end: str = MEASURED) -> Figure:
     """The waterfall as bars of characters."""
-    found = waterfall(loss, efficiency, end)
-    highest = max(max(row.start, row.end) for row in found if row.cause not in ENDS)
+    falls = waterfall(loss, efficiency, end)
+    highest = max(max(row.start, row.end) for row in falls if row.cause not in ENDS)
     bars = tuple(
         Bar(
             name=row.name,
@@ -127,15 +127,15 @@ def waterfall_bars(loss: Loss, efficiency: Measured | None, end: str = MEASURED)
             end=max(0.0, row.end / highest),
             tone="ideal" if row.cause == IDEAL else "measured" if row.cause in ENDS else "loss",
         )
-        for row in found
+        for row in falls
     )
     return Figure(bars=bars, heading=("loss", "% of the step"))
 
 
 def part_bars(parts: StepParts) -> Figure:
     """The parts of a step as bars of characters, in the order in which they run."""
-    found = text.parts_of(parts)
-    whole = sum(value.value for _, value in found)
+    measured_parts = text.parts_of(parts)
+    whole = sum(value.value for _, value in measured_parts)
     bars = tuple(
         Bar(
             name=text.PARTS[key],
@@ -144,6 +144,6 @@ def part_bars(parts: StepParts) -> Figure:
             end=value.value / whole if whole > 0 else 0.0,
             tone="part",
         )
-        for key, value in found
+        for key, value in measured_parts
     )
     return Figure(bars=bars, heading=("part of a step", "ms"))

@@ -34,26 +34,26 @@ NAMES = (
 HOSTS_SHOWN = 4
 
 
-def machine_table(found: Sequence[MachineGroup], plan: Plan) -> Table | None:
+def machine_table(machines: Sequence[MachineGroup], plan: Plan) -> Table | None:
     """Every fact that some machine reported, and the version of the code; None without machines."""
-    if not found:
+    if not machines:
         return None
-    columns = (("", ""), *((_ranks(machine.ranks), "") for machine in found))
-    rows = [("hosts", *(_hosts(machine) for machine in found))]
+    columns = (("", ""), *((_ranks(machine.ranks), "") for machine in machines))
+    rows = [("hosts", *(_hosts(machine) for machine in machines))]
     for name, label in NAMES:
-        known = [getattr(machine, name) for machine in found]
-        if any(value is not None for value in known):
-            rows.append((label, *(NONE if value is None else str(value) for value in known)))
-    if any(machine.device_memory_bytes for machine in found):
+        facts = [getattr(machine, name) for machine in machines]
+        if any(value is not None for value in facts):
+            rows.append((label, *(NONE if value is None else str(value) for value in facts)))
+    if any(machine.device_memory_bytes for machine in machines):
         sizes = (
-            NONE if m.device_memory_bytes is None else format_bytes(m.device_memory_bytes) for m in found
+            NONE if m.device_memory_bytes is None else format_bytes(m.device_memory_bytes) for m in machines
         )
         rows.append(("device memory", *sizes))
-    if any(machine.environment for machine in found):
-        rows.append(("environment", *(_variables(machine) for machine in found)))
-    rows.append(("scaling-harness", *(plan.version for _ in found)))
+    if any(machine.environment for machine in machines):
+        rows.append(("environment", *(_variables(machine) for machine in machines)))
+    rows.append(("scaling-harness", *(plan.version for _ in machines)))
     if plan.commit:
-        rows.append(("commit", *(plan.commit for _ in found)))
+        rows.append(("commit", *(plan.commit for _ in machines)))
     return Table(columns=columns, rows=tuple(rows), label="Machine and environment", words=True)
 
 
@@ -90,8 +90,8 @@ def host_blocks(hosts: Sequence[HostSpeed]) -> tuple[Block, ...]:
 
 
 def _blocks(hosts: Sequence[HostSpeed], most: int | None, on: Renderer) -> tuple[Block, ...]:
-    said = map(sentence, host_lines(hosts, most))
-    return (lines(*said, look="prose", on=on), host_table(hosts, most, on))
+    sentences = map(sentence, host_lines(hosts, most))
+    return (lines(*sentences, look="prose", on=on), host_table(hosts, most, on))
 
 
 def host_table(hosts: Sequence[HostSpeed], most: int | None = None, on: Renderer = EVERYWHERE) -> Table:
@@ -102,10 +102,10 @@ def host_table(hosts: Sequence[HostSpeed], most: int | None = None, on: Renderer
         (host_name(h), cell(h.step_ms), cell(h.step_ratio), cell(h.link_gbit_s), cell(h.link_ratio))
         for h in shown
     )
-    known = 5 if any(h.link_gbit_s for h in shown) else 3
+    column_count = 5 if any(h.link_gbit_s for h in shown) else 3
     return Table(
-        columns=columns[:known],
-        rows=tuple(row[:known] for row in rows),
+        columns=columns[:column_count],
+        rows=tuple(row[:column_count] for row in rows),
         label="Hosts",
         note=HOSTS_NOTE,
         on=on,
@@ -116,12 +116,12 @@ def host_lines(hosts: Sequence[HostSpeed], most: int | None = None) -> tuple[str
     """Which hosts are slower than the others, if any, and how many the table leaves out."""
     if not hosts:
         return ()
-    said = [line for host in hosts for line in _slow(host)]
-    if not said and all(host.step_ratio is None or host.step_ratio.low is None for host in hosts):
-        said = ["too few rounds to tell one host from another"]
+    slow_lines = [line for host in hosts for line in _slow(host)]
+    if not slow_lines and all(host.step_ratio is None or host.step_ratio.low is None for host in hosts):
+        slow_lines = ["too few rounds to tell one host from another"]
     left = 0 if most is None else len(hosts) - most
     return (
-        *(said or ["no host stands out: none is behind the median host by more than chance"]),
+        *(slow_lines or ["no host stands out: none is behind the median host by more than chance"]),
         *([f"{count(left, 'other host')} not shown, none slower than these"] if left > 0 else []),
     )
 
@@ -138,11 +138,11 @@ def host_name(host: HostSpeed) -> str:
 
 
 def _slow(host: HostSpeed) -> list[str]:
-    said = {
+    sentences = {
         "step": f"its own step takes {quantity(host.step_ratio)} times the median host's",
         "link": f"its link gives {quantity(host.link_ratio)} of the median host's",
     }
-    return [f"host {host_name(host)} stands out: {said[what]}" for what in host.slow_in]
+    return [f"host {host_name(host)} stands out: {sentences[what]}" for what in host.slow_in]
 
 
 def _behind(host: HostSpeed) -> float:
@@ -157,34 +157,34 @@ RANKS_NOTE = (
 )
 
 
-def rank_blocks(found: RankSpread | None) -> tuple[Block, ...]:
+def rank_blocks(steps: RankSpread | None) -> tuple[Block, ...]:
     """A sentence, the distribution on a page, and the slowest ranks."""
-    if found is None:
+    if steps is None:
         return ()
-    said = lines(*map(sentence, rank_lines(found)), look="prose")
-    return (said, Figure(plot=spread(found), on=PAGE), rank_table(found))
+    prose = lines(*map(sentence, rank_lines(steps)), look="prose")
+    return (prose, Figure(plot=spread(steps), on=PAGE), rank_table(steps))
 
 
-def rank_lines(found: RankSpread) -> tuple[str, ...]:
+def rank_lines(steps: RankSpread) -> tuple[str, ...]:
     """How far the ranks are apart, and which is the slowest."""
     apart = (
-        f"the own steps of {count(found.world_size, 'rank')} take {number(found.median_ms)} ms in the median, "
-        f"90 % of them {number(found.p5_ms)} to {number(found.p95_ms)} ms, all of them {number(found.least_ms)} to "
-        f"{number(found.most_ms)} ms"
+        f"the own steps of {count(steps.world_size, 'rank')} take {number(steps.median_ms)} ms in the median, "
+        f"90 % of them {number(steps.p5_ms)} to {number(steps.p95_ms)} ms, all of them {number(steps.least_ms)} to "
+        f"{number(steps.most_ms)} ms"
     )
-    if not found.slow:
+    if not steps.slow:
         return (apart, "no rank is slower by itself than the median rank by more than chance")
-    first = found.hosts[0]
+    first = steps.hosts[0]
     which = (
         f"rank {first.slowest[0].rank} on host {rank_host_name(first)} most"
         if first.slowest
         else rank_host_name(first)
     )
-    slower = f"{count(found.slow, 'rank')} {'is' if found.slow == 1 else 'are'} slower by more than chance"
+    slower = f"{count(steps.slow, 'rank')} {'is' if steps.slow == 1 else 'are'} slower by more than chance"
     return (apart, f"{slower}, {which}")
 
 
-def rank_table(found: RankSpread) -> Table:
+def rank_table(steps: RankSpread) -> Table:
     """A row for each of the slowest ranks, host by host."""
     rows = tuple(
         (
@@ -194,11 +194,11 @@ def rank_table(found: RankSpread) -> Table:
             cell(step.step_ms),
             cell(step.ratio),
         )
-        for host in found.hosts
+        for host in steps.hosts
         for at, step in enumerate(host.slowest)
     )
     columns = (("host", ""), ("its ranks / median", ""), ("rank", ""), ("own step", "ms"), ("/ median", ""))
-    slow = "; slow: slower than the median rank by more than chance among all" if found.slow else ""
+    slow = "; slow: slower than the median rank by more than chance among all" if steps.slow else ""
     return Table(columns=columns, rows=rows, label="The slowest ranks", note=RANKS_NOTE + slow)
 
 

@@ -31,7 +31,7 @@ def comparison_markdown(compared: Comparison, sweep: Sweep | None = None) -> str
 
 def sweep_markdown(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> str:
     """Several runs as one table, then those of equal work against each other."""
-    pairs = (draw(comparison.document(one)) for one in comparisons if one.comparable)
+    pairs = (draw(comparison.document(pair)) for pair in comparisons if pair.comparable)
     return "\n".join([draw(several.several_document(sweep, comparisons, runs)), *pairs])
 
 
@@ -115,8 +115,8 @@ def _finding(block: Finding) -> Iterator[str]:
 
 
 def _code(outside: str) -> str:
-    said = one_line(outside).replace("`", "'")
-    return f"`{said}`"
+    code = one_line(outside).replace("`", "'")
+    return f"`{code}`"
 
 
 def _esc(outside: str) -> str:

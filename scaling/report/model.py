@@ -215,5 +215,5 @@ def named(
     *pairs: tuple[str, str], look: Look = "facts", on: Renderer = EVERYWHERE, name_width: int = 0
 ) -> Lines:
     """Lines with names; those without text are left out."""
-    found = tuple(Line(name=name, text=text) for name, text in pairs if text)
-    return Lines(items=found, look=look, on=on, name_width=name_width)
+    named_lines = tuple(Line(name=name, text=text) for name, text in pairs if text)
+    return Lines(items=named_lines, look=look, on=on, name_width=name_width)

@@ -26,38 +26,38 @@ KEY = "cluster.allocations"
 
 def allocations_answer(comparison: Comparison, names: tuple[str, str]) -> str:
     """What the answer of a comparison rests on, as a sentence; empty where nodes do not come into it."""
-    found = comparison.allocations
-    if found is None:
+    allocations = comparison.allocations
+    if allocations is None:
         return ""
-    many = (len(found.base), len(found.other))
-    said = _each(many, names)
+    many = (len(allocations.base), len(allocations.other))
+    counts = _each(many, names)
     if min(many) < 2:
-        return f"This is {said}; nodes of one partition may differ: {KEY}=3 measures how much."
+        return f"This is {counts}; nodes of one partition may differ: {KEY}=3 measures how much."
     decided = [point for point in comparison.points if point.allocations is not None]
     if not decided:
-        return f"The intervals contain how far nodes differ: {said}."
+        return f"The intervals contain how far nodes differ: {counts}."
     point = max(decided, key=lambda p: p.world_size)
     assert point.allocations is not None
     rates = (point.allocations.base, point.allocations.other)
     first, second = (_percent(_apart(side)) for side in rates)
     return (
-        f"The interval contains how far nodes differ: {said}, which are up to {first} % apart with {names[0]} and "
+        f"The interval contains how far nodes differ: {counts}, which are up to {first} % apart with {names[0]} and "
         f"{second} % with {names[1]}."
     )
 
 
 def allocation_lines(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     """The nodes of each side, and how far they are apart at each world size."""
-    found = comparison.allocations
-    if found is None:
+    sides = comparison.allocations
+    if sides is None:
         return
-    for name, side in zip(names, (found.base, found.other), strict=True):
+    for name, side in zip(names, (sides.base, sides.other), strict=True):
         yield f"{name}: {count(len(side), 'allocation')}: {'; '.join(map(_allocation_nodes, side))}"
     for point in comparison.points:
         if point.allocations is None:
             continue
         both = zip(
-            names, (found.base, found.other), (point.allocations.base, point.allocations.other), strict=True
+            names, (sides.base, sides.other), (point.allocations.base, point.allocations.other), strict=True
         )
         for name, side, rates in both:
             slowest = _slowest(side, rates)
@@ -73,8 +73,8 @@ def _each(many: tuple[int, int], names: tuple[str, str]) -> str:
 
 def _apart(rates: Sequence[Measured | None]) -> float:
     """The fastest over the slowest, minus 1."""
-    known = [rate.value for rate in rates if rate is not None]
-    return max(known) / min(known) - 1
+    speeds = [rate.value for rate in rates if rate is not None]
+    return max(speeds) / min(speeds) - 1
 
 
 def _percent(share: float) -> str:
@@ -82,12 +82,12 @@ def _percent(share: float) -> str:
 
 
 def _slowest(side: Sequence[Allocation], rates: Sequence[Measured | None]) -> str:
-    known = [(rate.value, one) for rate, one in zip(rates, side, strict=True) if rate is not None]
-    return _allocation_nodes(min(known, key=lambda pair: pair[0])[1])
+    pairs = [(rate.value, nodes) for rate, nodes in zip(rates, side, strict=True) if rate is not None]
+    return _allocation_nodes(min(pairs, key=lambda pair: pair[0])[1])
 
 
-def _allocation_nodes(one: Allocation) -> str:
-    return plain(hostlist(name.partition(".")[0] for name in one.nodes))
+def _allocation_nodes(allocation: Allocation) -> str:
+    return plain(hostlist(name.partition(".")[0] for name in allocation.nodes))
 
 
 NAMED_SETTINGS = 2
@@ -101,8 +101,8 @@ def answer(comparison: Comparison) -> str:
 
 def _nodes(comparison: Comparison) -> tuple[str, ...]:
     """A sentence about the nodes that the ratios rest on, where they come into it."""
-    said = allocations_answer(comparison, run_names(comparison))
-    return (said,) if said else ()
+    nodes_answer = allocations_answer(comparison, run_names(comparison))
+    return (nodes_answer,) if nodes_answer else ()
 
 
 def _hint(comparison: Comparison) -> tuple[str, ...]:
@@ -129,8 +129,8 @@ def _answer(comparison: Comparison) -> str:
         return f"{at} the two runs are not distinguishable: their throughput ratio is {ratio}."
     base, other = run_names(comparison)
     faster = "faster" if point.ratio.value > 1 else "slower"
-    said = f"{at} {other} is {faster} than {base}: {ratio} times its throughput."
-    return " ".join([said, *(sentence(line) for line in cost_lines(point.cost)[:1])])
+    verdict = f"{at} {other} is {faster} than {base}: {ratio} times its throughput."
+    return " ".join([verdict, *(sentence(line) for line in cost_lines(point.cost)[:1])])
 
 
 def run_names(comparison: Comparison) -> tuple[str, str]:
@@ -195,8 +195,8 @@ def setting_line(setting: SettingDifference) -> str:
 
 def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple[str, Measured], ...]:
     """The largest causes of a difference, by their absolute value."""
-    known = [(cause, value) for cause, value in causes.items() if value is not None]
-    return tuple(sorted(known, key=lambda pair: -abs(pair[1].value))[:most])
+    measured = [(cause, value) for cause, value in causes.items() if value is not None]
+    return tuple(sorted(measured, key=lambda pair: -abs(pair[1].value))[:most])
 
 
 def _differing(runs: Sequence[RunInfo]) -> list[str]:

@@ -20,7 +20,7 @@ SHARDING_TERMS = ("straggler", "imbalance", "link_latency", "link_bandwidth", "o
 """Terms of the loss that a strategy can change."""
 
 
-def strategy_table(found: Sequence[StrategyResult]) -> Table:
+def strategy_table(strategies: Sequence[StrategyResult]) -> Table:
     """A row for each strategy and world size above 1, or for the only one."""
     columns = (
         ("strategy", ""),
@@ -35,48 +35,48 @@ def strategy_table(found: Sequence[StrategyResult]) -> Table:
         ("state", "MiB"),
         ("status", ""),
     )
-    rows = tuple(_row(one, point) for one in found for point in _shown(one))
+    rows = tuple(_row(strategy, point) for strategy in strategies for point in _shown(strategy))
     return Table(columns=columns, rows=rows, label="Strategies side by side", note=NOTE)
 
 
-def _shown(one: StrategyResult) -> Sequence[Point]:
-    several = [p for p in one.points if p.world_size > 1]
-    return several or one.points
+def _shown(strategy: StrategyResult) -> Sequence[Point]:
+    several = [p for p in strategy.points if p.world_size > 1]
+    return several or strategy.points
 
 
-def _row(one: StrategyResult, point: Point) -> tuple[str, ...]:
+def _row(strategy: StrategyResult, point: Point) -> tuple[str, ...]:
     n = point.world_size
-    ratio = _ratio(one, n)
+    ratio = _ratio(strategy, n)
     moved = sum(c.bytes for c in point.comm.collectives) if point.comm else 0
     sent = moved or (point.comm.bytes_per_step if point.comm else 0)
-    held = state_bytes(point.memory)
+    rank_bytes = state_bytes(point.memory)
     return (
-        one.parallel.strategy,
-        _mesh(point, one),
+        strategy.parallel.strategy,
+        _mesh(point, strategy),
         str(n),
         cell(point.step_ms),
-        cell(ratio) if ratio else ("1" if not one.against_first or _first(one) else NONE),
+        cell(ratio) if ratio else ("1" if not strategy.against_first or _first(strategy) else NONE),
         cell(point.efficiency, 100),
         value_of(point.parts_ms.exposed_transfer),
         value_of(point.parts_ms.exposed_skew),
         f"{sent / 2**20:.3g}" if sent else NONE,
-        f"{held / 2**20:.3g}" if held else NONE,
+        f"{rank_bytes / 2**20:.3g}" if rank_bytes else NONE,
         status_name(point.status),
     )
 
 
-def _first(one: StrategyResult) -> bool:
+def _first(strategy: StrategyResult) -> bool:
     """Only the first strategy has no ratio at any world size."""
-    return all(a.throughput is None for a in one.against_first)
+    return all(a.throughput is None for a in strategy.against_first)
 
 
-def _ratio(one: StrategyResult, n: int) -> Measured | None:
-    found = at(n, one.against_first)
-    return found.throughput if found else None
+def _ratio(strategy: StrategyResult, n: int) -> Measured | None:
+    against_first = at(n, strategy.against_first)
+    return against_first.throughput if against_first else None
 
 
-def _mesh(point: Point, one: StrategyResult) -> str:
-    degrees = point.parallel or one.parallel
+def _mesh(point: Point, strategy: StrategyResult) -> str:
+    degrees = point.parallel or strategy.parallel
     divided = f" x {degrees.tensor}" if degrees.tensor > 1 else ""
     return f"{degrees.replicate} x {degrees.shard}{divided}"
 
@@ -87,60 +87,60 @@ def state_bytes(memory: PeakMemory) -> int | None:
     return None if any(p is None for p in parts) else sum(p or 0 for p in parts)
 
 
-def strategies_answer(found: Sequence[StrategyResult]) -> str:
+def strategies_answer(strategies: Sequence[StrategyResult]) -> str:
     """Which strategy is fastest at the largest world size, why, and what it holds; empty where fewer than two ran."""
-    ran = [one for one in found if _last(one).step_ms is not None]
-    missing = [one.parallel.strategy for one in found if one not in ran]
+    ran = [strategy for strategy in strategies if _last(strategy).step_ms is not None]
+    missing = [strategy.parallel.strategy for strategy in strategies if strategy not in ran]
     gone = f" {', '.join(missing)} did not fit into memory." if missing else ""
     if len(ran) < 2:
         return f"Only {ran[0].parallel.strategy} could be measured.{gone}" if ran else ""
     n = _last(ran[0]).world_size
-    speeds = [(1.0 if (m := _ratio(one, n)) is None else m.value, one) for one in ran]
+    speeds = [(1.0 if (m := _ratio(strategy, n)) is None else m.value, strategy) for strategy in ran]
     best = max(speeds, key=lambda pair: pair[0])[1]
-    apart = [one for one in ran if _apart(one, n)]
+    apart = [strategy for strategy in ran if _apart(strategy, n)]
     if not apart:
         return (
             f"At {ranks(n)} {_named(ran)} are not distinguishable in speed: {'; '.join(_told(ran, n))}."
             f"{_memory(ran)}{gone}"
         )
     if best not in apart:  # the first, or one that is not told from it
-        alike, best = [one for one in ran if one not in apart], ran[0]
+        alike, best = [strategy for strategy in ran if strategy not in apart], ran[0]
     else:
         alike = [best]
-    others = [one for one in ran if one not in alike]
+    others = [strategy for strategy in ran if strategy not in alike]
     fastest = f"{_named(alike)} are" if len(alike) > 1 else f"{best.parallel.strategy} is"
     told = "; ".join(_told(ran, n))
     return f"At {ranks(n)} {fastest} fastest: {told}{_why(best, others)}.{_memory(ran)}{gone}"
 
 
-def _apart(one: StrategyResult, n: int) -> bool:
-    found = at(n, one.against_first)
-    return found is not None and found.distinguishable
+def _apart(strategy: StrategyResult, n: int) -> bool:
+    against_first = at(n, strategy.against_first)
+    return against_first is not None and against_first.distinguishable
 
 
 def _told(ran: Sequence[StrategyResult], n: int) -> Iterator[str]:
     first = ran[0].parallel.strategy
-    for one in ran:
-        if (ratio := _ratio(one, n)) is not None:
-            close = "" if _apart(one, n) else ", which is not distinguishable"
-            yield f"{one.parallel.strategy} has {quantity(ratio)} times the throughput of {first}{close}"
+    for strategy in ran:
+        if (ratio := _ratio(strategy, n)) is not None:
+            close = "" if _apart(strategy, n) else ", which is not distinguishable"
+            yield f"{strategy.parallel.strategy} has {quantity(ratio)} times the throughput of {first}{close}"
 
 
 def _why(best: StrategyResult, others: Sequence[StrategyResult]) -> str:
     """The term of the step that the slowest of the others has most more of, in ms."""
-    slowest = max(others, key=lambda one: _ms(_last(one).step_ms))
-    here, there = _last(best), _last(slowest)
-    if here.loss is None or there.loss is None:
+    slowest = max(others, key=lambda strategy: _ms(_last(strategy).step_ms))
+    best_point, slowest_point = _last(best), _last(slowest)
+    if best_point.loss is None or slowest_point.loss is None:
         return ""
-    found = [
+    terms = [
         (
-            _ms(getattr(here.loss, name)) * _ms(here.step_ms),
-            _ms(getattr(there.loss, name)) * _ms(there.step_ms),
+            _ms(getattr(best_point.loss, name)) * _ms(best_point.step_ms),
+            _ms(getattr(slowest_point.loss, name)) * _ms(slowest_point.step_ms),
             name,
         )
         for name in SHARDING_TERMS
     ]
-    mine, theirs, name = max(found, key=lambda term: term[1] - term[0])
+    mine, theirs, name = max(terms, key=lambda term: term[1] - term[0])
     if theirs - mine <= 0:
         return ""
     return (
@@ -151,20 +151,20 @@ def _why(best: StrategyResult, others: Sequence[StrategyResult]) -> str:
 
 def _memory(ran: Sequence[StrategyResult]) -> str:
     told = [
-        f"{one.parallel.strategy} {format_bytes(held)}"
-        for one in ran
-        if (held := state_bytes(_last(one).memory)) is not None
+        f"{strategy.parallel.strategy} {format_bytes(rank_bytes)}"
+        for strategy in ran
+        if (rank_bytes := state_bytes(_last(strategy).memory)) is not None
     ]
     return f" A rank holds parameters, gradients and optimizer of {', '.join(told)}." if told else ""
 
 
 def _named(ran: Sequence[StrategyResult]) -> str:
-    *most, last = [one.parallel.strategy for one in ran]
+    *most, last = [strategy.parallel.strategy for strategy in ran]
     return f"{', '.join(most)} and {last}"
 
 
-def _last(one: StrategyResult) -> Point:
-    return max(one.points, key=lambda p: p.world_size)
+def _last(strategy: StrategyResult) -> Point:
+    return max(strategy.points, key=lambda p: p.world_size)
 
 
 def _ms(value: Measured | None) -> float:
@@ -182,19 +182,19 @@ def slower_lines(rows: Sequence[Row]) -> Iterator[str]:
     """`2 ranks are slower than 1 with batch=4 (0.62 ±0.03 times)`, for each world size where that is sure."""
     for n in sorted({size for size, _, _ in rows if size > 1}):
         here = [(name, speedup) for size, name, speedup in rows if size == n and speedup is not None]
-        found = [(name, speedup) for name, speedup in here if speedup.surely_below(1.0)]
-        if not found:
+        slower = [(name, speedup) for name, speedup in here if speedup.surely_below(1.0)]
+        if not slower:
             continue
-        said = f"{n} ranks are slower than 1"
-        if len(here) == len(found) > 1:
-            ends = [value_of(f(found, key=lambda one: one[1].value)[1]) for f in (min, max)]
-            yield f"{said} in every row: {' to '.join(dict.fromkeys(ends))} times its samples a second"
-        elif len(found) == 1:
-            name, speedup = found[0]
-            yield f"{said}{f' with {name}' if name else ''}: {quantity(speedup)} times its samples a second"
+        claim = f"{n} ranks are slower than 1"
+        if len(here) == len(slower) > 1:
+            ends = [value_of(f(slower, key=lambda pair: pair[1].value)[1]) for f in (min, max)]
+            yield f"{claim} in every row: {' to '.join(dict.fromkeys(ends))} times its samples a second"
+        elif len(slower) == 1:
+            name, speedup = slower[0]
+            yield f"{claim}{f' with {name}' if name else ''}: {quantity(speedup)} times its samples a second"
         else:
-            each = [f"{name} ({quantity(speedup)} times its samples a second)" for name, speedup in found]
-            yield f"{said} with {listed(each)}"
+            each = [f"{name} ({quantity(speedup)} times its samples a second)" for name, speedup in slower]
+            yield f"{claim} with {listed(each)}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -88,9 +88,9 @@ def print_prediction(console: Console, predicted: Prediction) -> None:
     draw(console, prediction.document(predicted))
 
 
-def print_checkup(console: Console, found: Diagnosis, *, folder: Path | str) -> None:
+def print_checkup(console: Console, diagnosis: Diagnosis, *, folder: Path | str) -> None:
     """Print what the doctor found: measurements first, problems with their remedies last."""
-    draw(console, checkup.document(found, folder))
+    draw(console, checkup.document(diagnosis, folder))
 
 
 def print_case(console: Console, case: SelfTestCase) -> None:
@@ -99,14 +99,14 @@ def print_case(console: Console, case: SelfTestCase) -> None:
         _print(console, Text(_flat(line)))
 
 
-def print_selftest(console: Console, found: SelfTest, folder: Path) -> None:
+def print_selftest(console: Console, selftest: SelfTest, folder: Path) -> None:
     """Print the self-test's summary below its cases, beginning with what the columns are."""
-    draw(console, proof.selftest_document(found, folder))
+    draw(console, proof.selftest_document(selftest, folder))
 
 
-def print_verification(console: Console, found: Verification, folder: Path) -> None:
+def print_verification(console: Console, verification: Verification, folder: Path) -> None:
     """Print what was tried, what was predicted, what was measured, and the folder that holds it."""
-    draw(console, proof.verification_document(found, folder))
+    draw(console, proof.verification_document(verification, folder))
 
 
 def draw(console: Console, document: Document, *, verbose: bool = True) -> None:
@@ -220,8 +220,8 @@ def _statement(line: Line, lead: str, style: str, block: Lines) -> Iterator[Text
     yield from _prose(line.text, lead=lead, hang=hang, style=style)
 
 
-def _note(said: str) -> Iterator[Text]:
-    return _prose(said, lead="# ", hang="# ", style="dim")
+def _note(note: str) -> Iterator[Text]:
+    return _prose(note, lead="# ", hang="# ", style="dim")
 
 
 @_draw.register

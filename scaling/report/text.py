@@ -185,14 +185,14 @@ def headline(text: str) -> str:
 
 def parts_of(parts: StepParts) -> tuple[tuple[str, Measured], ...]:
     """(key, ms) of the parts of a step that were measured, in the order in which they run."""
-    found = ((key, getattr(parts, key)) for key in PARTS)
-    return tuple((key, value) for key, value in found if value is not None)
+    pairs = ((key, getattr(parts, key)) for key in PARTS)
+    return tuple((key, value) for key, value in pairs if value is not None)
 
 
 def losses_of(loss: Loss) -> tuple[tuple[str, Measured | None], ...]:
     """(cause, fraction) of the known causes; `unexplained` always, known or not."""
-    found = ((key, getattr(loss, key)) for key in CAUSES)
-    return tuple((key, value) for key, value in found if value is not None or key == "unexplained")
+    pairs = ((key, getattr(loss, key)) for key in CAUSES)
+    return tuple((key, value) for key, value in pairs if value is not None or key == "unexplained")
 
 
 def moment(iso: str) -> str:

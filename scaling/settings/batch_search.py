@@ -37,7 +37,7 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class VariantSearch:
     """Search state of one variant; batches in samples per rank and step."""
 
     variant: Variant
@@ -103,7 +103,7 @@ class Largest:
 
     schema: int
     limit_bytes: int | None
-    items: tuple[Found, ...]
+    items: tuple[VariantSearch, ...]
     failure: str | None = None
     """What ended the search, other than memory."""
 

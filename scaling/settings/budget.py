@@ -258,8 +258,8 @@ def _order(costs: Costs) -> tuple[str, ...]:
 def _case_contents(plan: Plan, asked: tuple[Case, ...]) -> Iterator[Content]:
     content = plan.content
     yield content
-    held = sorted({case.batch for case in asked if content.has_batch(case.batch)})
-    for most in reversed(held[:-1]):
+    kept = sorted({case.batch for case in asked if content.has_batch(case.batch)})
+    for most in reversed(kept[:-1]):
         content = replace(content, batch_most=most)
         yield content
     for sizes in _fewer(tuple(n for n in plan.spec.world_sizes if content.holds(n))):
@@ -285,9 +285,9 @@ def _round_s(
     plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Costs, steps: int, lead_in: int
 ) -> float:
     """One round whose blocks have `steps` timed steps."""
-    held = tuple(t for t in trials if content.holds(t.world_size))
+    kept = tuple(t for t in trials if content.holds(t.world_size))
     total = 0.0
-    for block in round_blocks(replace(plan, content=content), held, 0, 0, plan.baseline(held)):
+    for block in round_blocks(replace(plan, content=content), kept, 0, 0, plan.baseline(kept)):
         n = block.trial.world_size
         if block.arm in STEP_ARMS:
             step_s = costs.alone_s.get(n, 0.0) if block.arm == BARE_ONE else costs.step_s.get(n, 0.0)
@@ -304,9 +304,9 @@ def _round_s(
 def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Costs, chunk: int) -> float:
     """The warm-up of all trials with `chunk` steps of every loop (see scaling.worker.measure.prepare)."""
     total = 0.0
-    held = tuple(t for t in trials if content.holds(t.world_size))
+    kept = tuple(t for t in trials if content.holds(t.world_size))
     new, many = settling_steps(plan.spec) + chunk, len(plan.spec.strategies)
-    for trial in (*held, *plan.baseline(held)):
+    for trial in (*kept, *plan.baseline(kept)):
         n, step, alone = trial.world_size, costs.step_s[trial.world_size], costs.alone_s[trial.world_size]
         total += many * ((2 + chunk) * alone + (new + chunk) * step)  # it fits; the bare loop; plain, twice
         if plan.variant is not None:
@@ -324,8 +324,8 @@ def _alive(
     plan: Plan, asked: tuple[Case, ...], content: Content
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The largest world size of each stage, and its (world size, case) pairs."""
-    held = [index for index, case in enumerate(asked) if content.has_batch(case.batch)]
+    kept = [index for index, case in enumerate(asked) if content.has_batch(case.batch)]
     for stage in stages(plan.spec):
         sizes = [n for n in stage if content.holds(n)]
         if sizes:
-            yield max(sizes), list(itertools.product(sizes, held))
+            yield max(sizes), list(itertools.product(sizes, kept))

@@ -59,7 +59,7 @@ class Stretch:
 def variants(spec: Spec) -> tuple[Variant, ...]:
     """Every combination of the settings to vary, in a fixed order."""
     vary = spec.vary
-    found = [
+    combinations = [
         Variant(
             precision=precision,
             autocast=autocast,
@@ -75,7 +75,7 @@ def variants(spec: Spec) -> tuple[Variant, ...]:
             vary.accumulation_steps or (spec.accumulation_steps,),
         )
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(combinations))
 
 
 def _autocast(spec: Spec, precision: str) -> tuple[bool, ...]:
@@ -92,11 +92,11 @@ def batches(spec: Spec) -> tuple[int, ...]:
 
 def cases(spec: Spec, rungs: dict[Variant, tuple[int, ...]] | None = None) -> tuple[Case, ...]:
     """All cases of a run. `rungs`: with `batch=max`, the batches to measure once the largest is found."""
-    found = rungs or {}
+    ladders = rungs or {}
     return tuple(
         Case(variant=variant, batch=batch)
         for variant in variants(spec)
-        for batch in (found.get(variant, ()) if spec.batch_max else batches(spec))
+        for batch in (ladders.get(variant, ()) if spec.batch_max else batches(spec))
     )
 
 

@@ -89,19 +89,19 @@ def is_secret_value(value: str) -> bool:
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     """A command's words: LEFT_OUT in place of what an option or key with a secret's name is given (`--api-key X`)."""
-    found: list[str] = []
+    shown: list[str] = []
     hides = False
     for word in words:
         name, equals, value = word.partition("=")
         secret = _named_so(name)
         if hides and not word.startswith("-"):
-            found.append(word if word.isdecimal() else LEFT_OUT)
+            shown.append(word if word.isdecimal() else LEFT_OUT)
         elif equals and (secret or is_secret_value(value)) and not value.isdecimal():
-            found.append(f"{name}={LEFT_OUT}")
+            shown.append(f"{name}={LEFT_OUT}")
         else:
-            found.append(LEFT_OUT if is_secret_value(word) else word)
+            shown.append(LEFT_OUT if is_secret_value(word) else word)
         hides = secret and not equals and word.startswith("-")
-    return tuple(found)
+    return tuple(shown)
 
 
 def _named_so(option: str) -> bool:

@@ -80,9 +80,9 @@ class Timing:
 
     def step_s(self, batch: float) -> float:
         """A step's time at a batch, on the line through the two nearest that were timed (or from 0)."""
-        known = [Sample(batch=0, step_s=0.0), *self.steps]
-        above = next((k for k, sample in enumerate(known) if sample.batch >= batch), len(known) - 1)
-        low, high = known[max(0, above - 1)], known[above]
+        samples = [Sample(batch=0, step_s=0.0), *self.steps]
+        above = next((k for k, sample in enumerate(samples) if sample.batch >= batch), len(samples) - 1)
+        low, high = samples[max(0, above - 1)], samples[above]
         if above == 1:  # between nothing and the least batch
             return high.step_s
         slope = max(0.0, (high.step_s - low.step_s) / (high.batch - low.batch))
@@ -165,16 +165,16 @@ def rounded_up(seconds: float) -> int:
     return max(1, math.ceil(seconds / unit) * unit)
 
 
-def said_left_out(plan: Plan, content: Content, largest: Largest | None = None) -> tuple[str, ...]:
+def left_out_lines(plan: Plan, content: Content, largest: Largest | None = None) -> tuple[str, ...]:
     """One line about what the budget leaves out, and the budget that would hold it; none where all is measured.
 
     `largest`: what the search of batch=max found, if it is over.
     """
     spec, most = plan.spec, content.batch_most
-    known = batches(spec) if spec.kind.by_cases and not spec.batch_max else ()
+    listed = batches(spec) if spec.kind.by_cases and not spec.batch_max else ()
     if largest is not None:
-        known = tuple(sorted({batch for rungs in largest.rungs().values() for batch in rungs}))
-    large = [batch for batch in known if most is not None and batch > most]
+        listed = tuple(sorted({batch for rungs in largest.rungs().values() for batch in rungs}))
+    large = [batch for batch in listed if most is not None and batch > most]
     sizes = [n for n in spec.world_sizes if not content.holds(n)]
     few = content.detailed is not None and len(content.detailed) < least_rounds(spec.measure)
     in_first = ", ".join(part for part in SAMPLED if content.has(part)) if few else ""
@@ -182,7 +182,7 @@ def said_left_out(plan: Plan, content: Content, largest: Largest | None = None) 
     parts = (
         *(["larger batches in the search for the largest"] if late else []),
         *([f"batch {', '.join(map(str, large))}"] if large else []),
-        *([f"batches above {most}"] if most is not None and not known else []),
+        *([f"batches above {most}"] if most is not None and not listed else []),
         *(IN_WORDS[part] for part in content.without),
         *([f"{in_first} in every round but the first"] if in_first else []),
         *([f"world size {', '.join(map(str, sizes))}"] if sizes else []),

@@ -76,9 +76,9 @@ class Pipeline:
     stages_per_rank: int = 1
 
 
-def pair_key(one: int, other: int) -> int:
+def pair_key(rank: int, peer: int) -> int:
     """The key in the records of two ranks that send each other messages."""
-    low, high = sorted((one, other))
+    low, high = sorted((rank, peer))
     return -(_PAIR + low * _OTHER + high)
 
 
@@ -129,13 +129,13 @@ class Mesh:
     @property
     def dimensions(self) -> tuple[Axis, ...]:
         """The axes with more than one rank, the outermost first."""
-        found, stride = [], self.size
+        axes, stride = [], self.size
         for name in ("pipeline", *AXES):
             size = getattr(self, name)
             stride //= size
             if size > 1:
-                found.append(Axis(name=name, size=size, stride=stride))
-        return tuple(found)
+                axes.append(Axis(name=name, size=size, stride=stride))
+        return tuple(axes)
 
     def axes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """The groups of ranks along each axis that has several, by its name: `shard`, `replicate`, `tensor`."""
@@ -167,17 +167,17 @@ class Mesh:
 
     def made_by_torch(self, rank: int, fsdp: Fsdp) -> dict[int, tuple[int, ...]]:
         """Communicators of a rank beside its axes', by their key: of fewer ranks, or of reduce-scatters alone."""
-        found: dict[int, tuple[int, ...]] = {}
+        groups: dict[int, tuple[int, ...]] = {}
         if self.shard == 1:
-            return found
+            return groups
         (shards,) = (group for group in self.axes()["shard"] if rank in group)
         if 1 < fsdp.reshard < self.shard:
             place = shards.index(rank) // fsdp.reshard * fsdp.reshard
             part = shards[place : place + fsdp.reshard]
-            found[_key(self.size, fsdp.reshard, "part", self.tensor)] = part
+            groups[_key(self.size, fsdp.reshard, "part", self.tensor)] = part
         if fsdp.separate_reduce_scatter_group:
-            found[_key(self.size, self.shard, "reduce", self.tensor)] = shards
-        return found
+            groups[_key(self.size, self.shard, "reduce", self.tensor)] = shards
+        return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +238,8 @@ class Parallel:
 
     def _has(self, degree: str) -> bool:
         """Whether the strategy has a degree of its own there."""
-        own = {"shard": self.sharded, "tensor": self.divided, "pipeline": self.name == PIPELINED}
-        return own.get(degree, True)
+        degrees = {"shard": self.sharded, "tensor": self.divided, "pipeline": self.name == PIPELINED}
+        return degrees.get(degree, True)
 
     def _fitting(self, world_size: int, degrees: dict[str, int], left: list[str]) -> str:
         given = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree not in (REST, 1))
@@ -255,7 +255,7 @@ class Parallel:
 
 def every_mesh(world_size: int, tensor_most: int) -> tuple[Parallel, ...]:
     """All meshes of `world_size` ranks whose layers are divided over `tensor_most` at most, in the order of degrees."""
-    found = []
+    meshes = []
     for tensor in divisors(world_size):
         for shard in divisors(world_size // tensor) if tensor <= tensor_most else ():
             replicate = world_size // tensor // shard
@@ -264,8 +264,8 @@ def every_mesh(world_size: int, tensor_most: int) -> tuple[Parallel, ...]:
             else:
                 whole = "tp" if shard == 1 else "fsdp_tp"
                 name = whole if replicate == 1 else "hsdp_tp"
-            found.append(Parallel(name=name, replicate=replicate, shard=shard, tensor=tensor))
-    return tuple(found)
+            meshes.append(Parallel(name=name, replicate=replicate, shard=shard, tensor=tensor))
+    return tuple(meshes)
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -269,15 +269,15 @@ class Spec:
         A strategy that `parallel` names too has the degrees given there.
         """
         hosts = self.topology.ranks_per_host
-        own = {self.parallel.name: self.parallel}
-        varied = [own.get(name) or Parallel.preset(name, hosts) for name in self.vary.parallel]
+        given = {self.parallel.name: self.parallel}
+        varied = [given.get(name) or Parallel.preset(name, hosts) for name in self.vary.parallel]
         vary = replace(self.vary, parallel=())
-        return tuple(replace(self, parallel=one, vary=vary) for one in varied) or (self,)
+        return tuple(replace(self, parallel=parallel, vary=vary) for parallel in varied) or (self,)
 
     @property
     def tensor_degrees(self) -> tuple[int, ...]:
         """Over how many ranks layers are divided, ascending; none where none are."""
-        meshes = [one.parallel.mesh(n) for one in self.strategies for n in self.world_sizes]
+        meshes = [strategy.parallel.mesh(n) for strategy in self.strategies for n in self.world_sizes]
         return tuple(sorted({mesh.tensor for mesh in meshes} - {1}))
 
     @property

@@ -92,10 +92,10 @@ def chosen(
     measure, light = plan.spec.measure, content.without_details()
     fit = rounds_s / measure.rounds_min / max(1e-9, round_s(content))
     steps = max(1, min(steps, int(steps * fit)))
-    bytes_of = (host_bytes(plan, trials, one, traffic, steps) for one in (content, light))
+    bytes_of = (host_bytes(plan, trials, candidate, traffic, steps) for candidate in (content, light))
     whole, rest = (
-        Round(size, max(1e-9, round_s(one) * min(1.0, fit)))
-        for one, size in zip((content, light), bytes_of, strict=True)
+        Round(size, max(1e-9, round_s(candidate) * min(1.0, fit)))
+        for candidate, size in zip((content, light), bytes_of, strict=True)
     )
     room = share_bytes(plan) - _heads_bytes(plan)
     return replace(content, detailed=detailed_rounds(measure, whole, rest, room=room, rounds_s=rounds_s))
@@ -142,10 +142,10 @@ def host_bytes(
     `steps`: timed steps of a block.
     """
     host_of = plan.spec.topology.host_of
-    own = {rank for rank in range(plan.ranks) if host_of(rank) == 0}
+    local = {rank for rank in range(plan.ranks) if host_of(rank) == 0}
     planned = replace(plan, content=content)
     return sum(
-        len(own & _ranks(block)) * _block_bytes(block, traffic.get(block.trial.world_size, NOTHING), steps)
+        len(local & _ranks(block)) * _block_bytes(block, traffic.get(block.trial.world_size, NOTHING), steps)
         for block in round_blocks(planned, trials, 0, 0, plan.baseline(trials))
     )
 
@@ -172,7 +172,7 @@ def _heads_bytes(plan: Plan) -> int:
     return plan.spec.topology.ranks_per_host * (HEAD_BYTES + members * MEMBER_BYTES)
 
 
-def said(plan: Plan, detailed: Collection[int], rounds: int) -> str:
+def details_line(plan: Plan, detailed: Collection[int], rounds: int) -> str:
     """Which rounds have details, and why not all. `detailed`: their numbers; `rounds`: how many were measured."""
     which = f"{sum(number < rounds for number in detailed)} of {rounds} rounds, chosen before the run"
     if len(detailed) < LEAST_ROUNDS:

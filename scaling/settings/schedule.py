@@ -90,7 +90,7 @@ def settling_steps(spec: Spec) -> int:
     DDP reduces a single bucket in its first step and makes the right buckets after it. With `static_graph` it does so a
     step later, and PowerSGD compresses from the third step on. A sharded module makes its optimizer's state anew.
     """
-    sharded = any(one.parallel.sharded for one in spec.strategies)
+    sharded = any(strategy.parallel.sharded for strategy in spec.strategies)
     return 2 if sharded or spec.ddp.static_graph or spec.ddp.comm_hook == "powersgd" else 1
 
 
@@ -307,10 +307,10 @@ def affordable(took_s: float, size: int, measure: Measure, backend: str) -> bool
 
 
 def messages(
-    kinds: Sequence[int], of: Sequence[int], backend: str, repeats: int = SMALL_REPEATS
+    kinds: Sequence[int], message_bytes: Sequence[int], backend: str, repeats: int = SMALL_REPEATS
 ) -> list[Message]:
     """Every measurement of one sweep over some sizes, bytes. `repeats`: of small messages over Gloo."""
-    return [one for kind in kinds for size in of for one in _of_size(kind, size, backend, repeats)]
+    return [m for kind in kinds for size in message_bytes for m in _of_size(kind, size, backend, repeats)]
 
 
 def _of_size(kind: int, size: int, backend: str, repeats: int) -> list[Message]:

@@ -12,7 +12,7 @@ from scaling.launchers import tryout
 from scaling.launchers.jobs import plan_request
 from scaling.launchers.tryout import promised, time_model
 from scaling.report.progress import TimeLeft, takes
-from scaling.settings.estimate import Machine, said_left_out
+from scaling.settings.estimate import Machine, left_out_lines
 from scaling.settings.plan import WHOLE
 
 LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "measure=quick")
@@ -46,7 +46,7 @@ def test_a_budget_that_holds_nothing_is_refused_with_one_that_does():
     enough = re.search(r"(measure\.budget_s=\d+) is enough$", str(refused.value))[1]
     plan = promised(slow(enough))
     assert plan.promise is not None
-    assert said_left_out(plan, plan.content)[0].startswith("the budget of ")
+    assert left_out_lines(plan, plan.content)[0].startswith("the budget of ")
 
 
 def test_what_a_synthetic_step_takes_on_a_simulated_device_is_not_foretold():

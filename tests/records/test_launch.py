@@ -94,7 +94,7 @@ def test_a_host_s_ranks_share_two_files(folder):
         file.write('{"rank": 3, "wor')
     found = Launch(launch, SimpleNamespace(ranks=4, hosts=2))
     assert {rank: one.cpu for rank, one in found.environments.items()} == {k: f"C{k}" for k in range(4)}
-    assert [memory.held[4]["peak_bytes"] for memory in found.memories] == [100, 101, 102, 103]
+    assert [memory.strategies[0][4]["peak_bytes"] for memory in found.memories] == [100, 101, 102, 103]
 
 
 def test_processes_of_a_host_write_whole_lines(tmp_path):
@@ -135,7 +135,7 @@ def test_a_file_that_is_damaged_is_left_out(folder, text):
 def test_memory_without_numbers_is_empty(folder, sizes):
     write(folder.launch(0).memories(0), rank=0, world_sizes=sizes)
     (memory,) = launches(folder).memories
-    assert (memory.held, memory.device_clock_bound_ns) == ({}, None)
+    assert (memory.strategies, memory.device_clock_bound_ns) == (({},), None)
 
 
 def test_the_last_launch_that_was_described_stands_for_the_run(folder):

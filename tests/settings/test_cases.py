@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scaling.cli.planned import describe
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
-from scaling.settings.batch_search import FAILED, FITS, OOM, Found, Try, step
+from scaling.settings.batch_search import FAILED, FITS, OOM, Try, VariantSearch, step
 from scaling.settings.cases import Variant, cases, ladder, round_stretches, stages, variants
 from scaling.settings.plan import make_plan
 
@@ -92,7 +92,7 @@ def test_throughput_is_measured_up_to_the_largest_batch(largest, unit, rungs):
 
 
 def search(limit, unit=1):
-    found = Found(variant=Variant(precision="fp32", autocast=False, accumulation_steps=unit))
+    found = VariantSearch(variant=Variant(precision="fp32", autocast=False, accumulation_steps=unit))
     while (batch := found.next) is not None:
         assert batch % unit == 0
         assert batch not in {t.batch for t in found.tries}
@@ -114,7 +114,7 @@ def test_a_limit_that_nothing_reaches_ends_the_search_too():
 
 
 def found_with(*tries):
-    return Found(variant=Variant(precision="fp32", autocast=False), tries=tries)
+    return VariantSearch(variant=Variant(precision="fp32", autocast=False), tries=tries)
 
 
 def test_what_is_too_small_to_train_with_is_neither_too_large_nor_measured():

@@ -13,10 +13,10 @@ from scaling.settings.estimate import (
     Sample,
     Timing,
     fit,
+    left_out_lines,
     promise,
     refusal,
     rounded_up,
-    said_left_out,
     synthetic_timing,
     training_costs,
 )
@@ -140,11 +140,11 @@ def test_after_a_search_for_the_largest_batch_rounds_have_all_of_the_budget():
 
 def test_what_is_left_out_is_named_with_the_budget_that_would_hold_it():
     plan = plan_of(2, "task=inference")
-    (line,) = said_left_out(plan, Content(batch_most=1, world_sizes=(2,)))
+    (line,) = left_out_lines(plan, Content(batch_most=1, world_sizes=(2,)))
     assert line == "the budget of 28 s leaves out batch 8, 32; world size 1"
-    (line,) = said_left_out(plan, Content(batch_most=1, whole_s=101.0))
+    (line,) = left_out_lines(plan, Content(batch_most=1, whole_s=101.0))
     assert line.endswith("; measure.budget_s=110 would hold all")
-    assert said_left_out(plan, WHOLE) == ()
+    assert left_out_lines(plan, WHOLE) == ()
 
 
 def test_a_refusal_says_the_step_and_a_budget_that_is_enough():

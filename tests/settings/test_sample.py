@@ -20,8 +20,8 @@ from scaling.settings.sample import (
     Traffic,
     chosen,
     detailed_rounds,
+    details_line,
     host_bytes,
-    said,
     share_bytes,
     spread,
 )
@@ -145,7 +145,7 @@ def test_rounds_with_details_are_what_they_are_without_a_sample(plan_of):
 
 
 def test_why_is_said_with_the_share_of_a_host(plan_of):
-    assert said(plan_of(512), (*range(9), 20), rounds=10) == (
+    assert details_line(plan_of(512), (*range(9), 20), rounds=10) == (
         "details in 9 of 10 rounds, chosen before the run: with more, rank files would take more than 64 MiB a host "
         "and launch (measure.records_max=32 GiB)"
     )
@@ -170,7 +170,7 @@ def test_a_launch_that_has_counted_what_it_records_chooses_its_rounds(plan_of):
 
 
 def test_the_fewest_rounds_are_said_to_be_that_whatever_their_files_take(plan_of):
-    assert said(plan_of(1, records_bytes_max=50 * 2**10), spread(6, 60), rounds=36) == (
+    assert details_line(plan_of(1, records_bytes_max=50 * 2**10), spread(6, 60), rounds=36) == (
         "details in 5 of 36 rounds, chosen before the run: rank files may take 50 KiB a host and launch "
         "(measure.records_max=50 KiB), but 6 rounds have details at least"
     )

@@ -65,9 +65,9 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     every = {launch: 2 ** generation(slot) for launch, slot in last.iter_rows()}
     spacing = pl.col("launch").replace_strict(every, return_dtype=pl.Int64) if every else pl.lit(1)
     kept = together.filter((pl.col("round") < 0) | (pl.col("round") % spacing == 0)).select(keys).unique()
-    ragged = joined(tables.steps, together.select(keys).unique(), keys, there=False)
+    ragged = joined(tables.steps, together.select(keys).unique(), keys, present=False)
     return tables.having(
-        {name: joined(getattr(tables, name), kept, keys, there=True) for name in PUBLISHED},
+        {name: joined(getattr(tables, name), kept, keys, present=True) for name in PUBLISHED},
         dropped_samples=tables.dropped_samples + in_memory(ragged.select(pl.len())).item(),
     )
 

@@ -20,7 +20,7 @@ from scaling.records.frames import Frame, in_memory
 from scaling.records.run import Status, TrialStatus
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan, Trial
-from scaling.settings.sample import said
+from scaling.settings.sample import details_line
 from scaling.settings.schedule import BARE_ONE, PAIRS, PLAIN, arms_of
 
 OWN_KINDS = 3
@@ -135,7 +135,7 @@ def warnings(tables: Tables, plan: Plan) -> tuple[str, ...]:
         numbers = set(in_memory(plain.select("round").unique())["round"])
         if numbers - detailed:
             where = f"launch {launch}: " if len(by_launch) > 1 else ""
-            lines.append(f"{where}{said(plan, detailed, max(numbers) + 1)}")
+            lines.append(f"{where}{details_line(plan, detailed, max(numbers) + 1)}")
     return tuple(lines)
 
 

@@ -55,21 +55,21 @@ def split(verb: str, arguments: list[str]) -> tuple[list[str], argparse.Namespac
 
 
 def parse(
-    verb: str, arguments: list[str], *, least: int = 1, most: int = 1, of: str = "run folders"
+    verb: str, arguments: list[str], *, least: int = 1, most: int = 1, what: str = "run folders"
 ) -> tuple[list[str], argparse.Namespace]:
     """Paths and options of a verb that takes no overrides. InputError, or help on request."""
     paths, given = split(verb, arguments)
-    count(verb, paths, least=least, most=most, of=of)
+    count(verb, paths, least=least, most=most, what=what)
     return paths, given
 
 
-def count(verb: str, paths: list[str], *, least: int, most: int, of: str = "run folders") -> None:
+def count(verb: str, paths: list[str], *, least: int, most: int, what: str = "run folders") -> None:
     """Check the paths. InputError for an unknown option among them or a wrong number of them."""
     unknown = next((word for word in paths if word.startswith("--")), None)
     if unknown is not None:
-        known = ", ".join(option.name for option in VERBS[verb].options) or "none"
-        raise InputError(f"scaling {verb} {unknown}: no such option; there is {known}")
+        options = ", ".join(option.name for option in VERBS[verb].options) or "none"
+        raise InputError(f"scaling {verb} {unknown}: no such option; there is {options}")
     if not least <= len(paths) <= most:
         many = str(most) if least == most else f"{least} or more"
-        expected = f"one {of.removesuffix('s')}" if most == 1 else f"{many} {of}"
+        expected = f"one {what.removesuffix('s')}" if most == 1 else f"{many} {what}"
         raise InputError(f"scaling {verb}: {expected} expected, {len(paths)} given")

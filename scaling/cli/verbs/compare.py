@@ -140,39 +140,41 @@ def compare_folders(
     runs = [Run(folder.path) for folder in folders]
     together = into is not None and all(folder.path.parent == into.path for folder in folders)
     table, pairs = sweep_of(runs, usd_per_gpu_hour=prices or (), equal_work=together)
-    found = [one for one, _, _ in pairs]
-    if fail_below is not None and not all(item.comparable for item in found):
+    comparisons = [comparison for comparison, _, _ in pairs]
+    if fail_below is not None and not all(item.comparable for item in comparisons):
         raise InputError(
-            f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}"
+            f"--fail-below: the runs are not comparable: {'; '.join(r for i in comparisons for r in i.reasons)}"
         )
     if into is not None:
         make_folder(into.path, f"--into {into.path}")
-    documents: list[Any] = [codec.encode(item) for item in found]
+    documents: list[Any] = [codec.encode(item) for item in comparisons]
     whole = documents[0] if len(runs) == 2 and documents else {"comparisons": documents}
     whole["sweep"] = codec.encode(table)
     analyses = [run.analysis for run in runs]
     if as_json:
         print_json(whole)
-    elif len(runs) == 2 and found:
-        print_comparison(console, found[0], table)
+    elif len(runs) == 2 and comparisons:
+        print_comparison(console, comparisons[0], table)
     else:
-        print_sweep(console, table, found, analyses)
+        print_sweep(console, table, comparisons, analyses)
     if into is not None:
         write_json(into.comparison, whole)
-        if len(runs) == 2 and found:
-            write_text(into.comparison_md, comparison_markdown(found[0], table))
-            write_text(into.comparison_html, comparison_page(found[0], analyses[0], analyses[1], table))
+        if len(runs) == 2 and comparisons:
+            write_text(into.comparison_md, comparison_markdown(comparisons[0], table))
+            write_text(into.comparison_html, comparison_page(comparisons[0], analyses[0], analyses[1], table))
         else:
-            for index, (one, base, other) in enumerate(pairs):
-                page = comparison_page(one, analyses[base], analyses[other])
+            for index, (comparison, base, other) in enumerate(pairs):
+                page = comparison_page(comparison, analyses[base], analyses[other])
                 write_text(into.path / f"comparison-{index + 1}.html", page)
-            write_text(into.comparison_md, sweep_markdown(table, found, analyses))
-            write_text(into.comparison_html, sweep_page(table, found, analyses))
+            write_text(into.comparison_md, sweep_markdown(table, comparisons, analyses))
+            write_text(into.comparison_html, sweep_page(table, comparisons, analyses))
         _say(f"comparison: {into.comparison_html}", as_json=as_json)
-        warning = log_comparison(into, runs[0].plan, found, tracking) if found and tracking else None
+        warning = (
+            log_comparison(into, runs[0].plan, comparisons, tracking) if comparisons and tracking else None
+        )
         if warning:
             warn(f"W&B: {warning}")
-    stands = None if fail_below is None else gate(found, fail_below)
+    stands = None if fail_below is None else gate(comparisons, fail_below)
     if stands is not None:
         _say(f"# gate  {fail_below:g} of the base's throughput: {_GATE[stands]}", as_json=as_json)
     return stands
@@ -181,17 +183,17 @@ def compare_folders(
 def _own_tracking() -> Tracking:
     """What the reader's own configuration says: the runs may be somebody else's."""
     config = composed([]).tracking
-    own = {field.name: getattr(config, field.name) for field in dataclasses.fields(Tracking)}
-    return Tracking(**{**own, "tags": tuple(own["tags"])})
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(Tracking)}
+    return Tracking(**{**settings, "tags": tuple(settings["tags"])})
 
 
 def _require_room(into: RunFolder) -> None:
     """InputError where files would be replaced that no earlier comparison wrote."""
     files = (into.comparison_md, into.comparison_html, *sorted(into.path.glob("comparison-*.html")))
-    there = next((path for path in files if path.exists()), None)
-    if there is not None and not into.comparison.is_file():
+    existing = next((path for path in files if path.exists()), None)
+    if existing is not None and not into.comparison.is_file():
         raise InputError(
-            f"--into {into.path}: {there.name} is there and would be replaced; name another folder"
+            f"--into {into.path}: {existing.name} is there and would be replaced; name another folder"
         )
 
 
@@ -208,7 +210,7 @@ def _say(line: str, *, as_json: bool) -> None:
 
 def _prices(words: Sequence[str], runs: int) -> Prices:
     """The price of each run, from one price for all or a list with one for each, the base first."""
-    found: Prices = [None] * runs
+    prices: Prices = [None] * runs
     for word in words:
         key, _, text = word.partition("=")
         if key != PRICE:
@@ -223,5 +225,5 @@ def _prices(words: Sequence[str], runs: int) -> Prices:
             raise InputError(f"{word}: one price or {runs} are expected, the base's first")
         for value in values:
             check_value(Cost, "usd_per_gpu_hour", value, PRICE)
-        found = list(values) if len(values) == runs else [values[0]] * runs
-    return found
+        prices = list(values) if len(values) == runs else [values[0]] * runs
+    return prices

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     error = next((t.error for t in status.trials if t.error), None)
     if not evidence.checks:
         raise ScalingError(f"{job.folder.path}: nothing was checked: {why(status)}")
-    found = examine(
+    diagnosis = examine(
         evidence,
         job.plan,
         run_info(job.plan, Ending(duration_s=status.duration_s, launches=1, trials=())),
@@ -58,14 +58,14 @@ def main(arguments: list[str]) -> int:
     kept = machine(evidence, identity(job.plan))
     if file is not None and other is None and kept is not None:
         write_json(file, kept, indent=None)
-    write_json(job.folder.doctor, found)
+    write_json(job.folder.doctor, diagnosis)
     if given.json:
-        print_json(found)
+        print_json(diagnosis)
     else:
         from scaling.report.terminal import print_checkup  # noqa: PLC0415
 
-        print_checkup(Console(), found, folder=job.folder.path)
-    return 3 if status.state == "interrupted" else found.exit_code
+        print_checkup(Console(), diagnosis, folder=job.folder.path)
+    return 3 if status.state == "interrupted" else diagnosis.exit_code
 
 
 def _job(job: Job) -> Job:

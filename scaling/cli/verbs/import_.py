@@ -19,41 +19,41 @@ KINDS = {"nccl-tests": import_log, "topo": import_topo, "nccl-xml": import_xml}
 
 def main(arguments: list[str]) -> int:
     """Write the topology where --config-dir DIR reads it. Exit status 1 where the log's data are corrupt."""
-    words, given = parse("import", arguments, least=2, most=2, of="words (KIND FILE)")
+    words, given = parse("import", arguments, least=2, most=2, what="words (KIND FILE)")
     kind, path = words[0], Path(words[1])
     if kind not in KINDS:
         raise InputError(f"scaling import {kind}: one of {', '.join(KINDS)} is expected")
     name = clean_name(given.name or path.name.split(".")[0])
     text = _read(path)
     try:
-        found = KINDS[kind](text, path.name, name)
+        imported = KINDS[kind](text, path.name, name)
     except InputError as error:
         other = other_tool(text[:HEAD_BYTES].encode())
         if other is None or f"import {kind} " in other:
             raise
         raise InputError(f"{path.name}: {other}") from error
     if not given.json:
-        say(*found.lines)
+        say(*imported.lines)
     target = None
-    if found.yaml is not None:
+    if imported.yaml is not None:
         target = _folder(Path(given.into or "conf")) / f"{name}.yaml"
-        if target.exists() and _read(target) != found.yaml:
+        if target.exists() and _read(target) != imported.yaml:
             raise InputError(f"{target}: is there, and is not replaced; give another --name, or move it away")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_text(target, found.yaml)
+            write_text(target, imported.yaml)
         except OSError as error:
             raise InputError(
                 f"{target}: cannot be written ({error.strerror}); name a folder with --into"
             ) from error
     if given.json:
-        print_json({**found.document, "topology": None if target is None else str(target)})
+        print_json({**imported.document, "topology": None if target is None else str(target)})
     elif target is not None:
-        said = shlex.join(["scaling", "plan", "--config-dir", str(target.parent.parent), f"topology={name}"])
-        say(f"# topology    {target}: {said}")
+        line = shlex.join(["scaling", "plan", "--config-dir", str(target.parent.parent), f"topology={name}"])
+        say(f"# topology    {target}: {line}")
     else:
-        say(f"# topology    none written: {found.why_none}")
-    if found.corrupt:
+        say(f"# topology    none written: {imported.why_none}")
+    if imported.corrupt:
         raise ScalingError(f"{path}: values came out wrong in this test; no topology is made of it")
     return 0
 

@@ -101,7 +101,7 @@ def _launched(
     program = (*(() if started.probe else HOOKED), *script)
     turns = [n for _ in range(started.repeats) for n in started.world_sizes]
     for index, n in enumerate(turns):
-        if any(one.world_size == n and one.status != "done" for one in started.launches):
+        if any(launch.world_size == n and launch.status != "done" for launch in started.launches):
             continue
         _progress(f"# launch {index + 1} of {len(turns)}: {name} at {ranks(n)}")
         begin = time.monotonic()
@@ -115,7 +115,7 @@ def _launched(
             )
         elif ended.status == "done":
             _progress(f"#   done in {format_duration(took_s)}")
-        one = ScriptLaunch(
+        launch = ScriptLaunch(
             index=index,
             world_size=n,
             duration_s=round(took_s, 1),
@@ -123,12 +123,12 @@ def _launched(
             error=ended.error,
             rank=ended.rank,
         )
-        started = dataclasses.replace(started, launches=(*started.launches, one))
+        started = dataclasses.replace(started, launches=(*started.launches, launch))
         write_json(folder.started, started, private=True)
         if ended.status == "interrupted":
             break
         if ended.status != "done":
-            _failed(folder, one, ended, name)
+            _failed(folder, launch, ended, name)
         if nothing or SPAWNS in (ended.error or ""):
             break
     return started
@@ -182,9 +182,9 @@ def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
         return "the training ended before a round of steps was whole; train for more steps (60 or more)"
     logs = folder.log(index)
     texts = [read_text(p, strict=False) for p in sorted(logs.path.glob("*.txt"))]
-    said = [line for text in texts for line in text.splitlines() if "scaling: Probe: " in line]
-    if said:
-        return said[-1].partition("scaling: Probe: ")[2]
+    messages = [line for text in texts for line in text.splitlines() if "scaling: Probe: " in line]
+    if messages:
+        return messages[-1].partition("scaling: Probe: ")[2]
     if started.probe:
         return (
             "no Probe was opened, so nothing was recorded; put the two lines around the training "
@@ -193,11 +193,11 @@ def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
     return "no training was seen, so nothing was recorded"
 
 
-def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -> None:
+def _failed(folder: RunFolder, launch: ScriptLaunch, ended: ScriptEnd, name: str) -> None:
     """One line that says what failed, and the last lines of the rank that did."""
     rank = f"rank {ended.rank}: " if ended.rank is not None else ""
-    logs = folder.log(one.index).path
-    warn(f"{name} at {ranks(one.world_size)}: {rank}{ended.error} ({logs})")
+    logs = folder.log(launch.index).path
+    warn(f"{name} at {ranks(launch.world_size)}: {rank}{ended.error} ({logs})")
     if ended.lines:
         say(*(f"  | {line}" for line in ended.lines), file=sys.stderr)
 
@@ -207,12 +207,12 @@ def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
     from scaling.analysis.study.study import study_at  # noqa: PLC0415  polars and scipy are slow to import
     from scaling.cli.verbs.study import show_study  # noqa: PLC0415
 
-    complete = all(one.status == "done" for one in started.launches)
+    complete = all(launch.status == "done" for launch in started.launches)
     measured = sorted({run.world_size for run in started.launches if _has_records(folder, run.world_size)})
     if not measured:
         why = started.launches[0].error if started.launches else "no launch was started"
         warn(f"{folder.path}: nothing was measured: {why}")
-        return 3 if any(one.status == "interrupted" for one in started.launches) else 1
+        return 3 if any(launch.status == "interrupted" for launch in started.launches) else 1
     if len(measured) < 2:
         warn(
             f"only world size {measured[0]} was measured, so there is no study; "

@@ -26,10 +26,10 @@ def main(arguments: list[str]) -> int:
         if not given.simulate:
             require_quiet(run, anyway=given.anyway)
         return print_outcomes(from_run(words[0], asked), as_json=given.json, into=None)
-    found = predict(run, *asked, config_dir=given.config_dir, anyway=given.anyway)
-    assert isinstance(found, Prediction)
+    prediction = predict(run, *asked, config_dir=given.config_dir, anyway=given.anyway)
+    assert isinstance(prediction, Prediction)
     if given.json:
-        print_json(found)
+        print_json(prediction)
     else:
-        print_prediction(Console(), found)
+        print_prediction(Console(), prediction)
     return 0

@@ -47,8 +47,8 @@ def _figures(folder: RunFolder, into: Path) -> int:
     from scaling.report.html import figures_of  # noqa: PLC0415
 
     browser = find_browser(into)
-    found = rebuild(folder)
-    plots = figures_of(found.analysis, found.plan, found.timelines, found.histories)
+    rebuilt = rebuild(folder)
+    plots = figures_of(rebuilt.analysis, rebuilt.plan, rebuilt.timelines, rebuilt.histories)
     for path in write_figures(plots, into, browser):
         say(str(path))
     return 0

@@ -63,12 +63,12 @@ def _graded(
         each_s = (time.monotonic() - begin) / index if index else 0.0
         left = f"; about {format_duration(each_s * (len(runs) - index))} left" if index else ""
         say(f"# case {index + 1} of {len(runs)}: {run.case.name}{left}", file=sys.stderr)
-        found, interrupted = run_case(run, folder)
+        case, interrupted = run_case(run, folder)
         if interrupted:
             return graded, True
-        if found is not None:
-            graded.append(found)
-            print_case(console, found)
+        if case is not None:
+            graded.append(case)
+            print_case(console, case)
     return graded, False
 
 

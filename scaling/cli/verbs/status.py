@@ -23,20 +23,20 @@ def job_line(job: str, state: JobState | None, ahead: int | None) -> str:
     """The job's state as Slurm names it, with the reason that it waits, or the nodes that it runs on."""
     if state is None:
         return f"job {job}: over; Slurm no longer lists it"
-    said = [f"job {job}: {state.state}"]
+    words = [f"job {job}: {state.state}"]
     if state.state == "PENDING":
-        said.append(f"({state.reason or 'no reason given yet'})")
+        words.append(f"({state.reason or 'no reason given yet'})")
         if ahead is not None:
-            said.append(f"{ahead} ahead of it" if ahead else "next of its partition")
+            words.append(f"{ahead} ahead of it" if ahead else "next of its partition")
         if state.start:
-            said.append(f"expected to start {state.start}")
+            words.append(f"expected to start {state.start}")
     elif state.nodes:
-        said.append(f"on {state.nodes}")
+        words.append(f"on {state.nodes}")
     if state.left and not state.over and state.state != "PENDING":
-        said.append(f"time limit in {state.left}")
+        words.append(f"time limit in {state.left}")
     if state.over and state.exit_code:
-        said.append(f"with status {state.exit_code}")
-    head, *rest = said
+        words.append(f"with status {state.exit_code}")
+    head, *rest = words
     return ", ".join([" ".join([head, *rest[:1]]), *rest[1:]])
 
 
@@ -68,16 +68,16 @@ def main(arguments: list[str]) -> int:
 
 def lines(stands: Standing) -> list[str]:
     """The state of a run: its job, its launch and its trials."""
-    said = [f"# {stands.folder.path}: {stands.plan.spec.model.name} on {stands.plan.spec.topology.name}"]
+    job_lines = [f"# {stands.folder.path}: {stands.plan.spec.model.name} on {stands.plan.spec.topology.name}"]
     if stands.job is None:
-        said.append("no job was submitted for it")
+        job_lines.append("no job was submitted for it")
     else:
-        said.append(job_line(stands.job.id, stands.state, stands.ahead))
+        job_lines.append(job_line(stands.job.id, stands.state, stands.ahead))
         log = stands.folder.job_log(stands.job.id)
         if log.is_file():
-            said.append(f"log: {log}")
+            job_lines.append(f"log: {log}")
     progress = launch_line(stands.status, stands.progress)
-    return [*said, *([progress] if progress else []), *trial_lines(stands.status)]
+    return [*job_lines, *([progress] if progress else []), *trial_lines(stands.status)]
 
 
 END_S = 120

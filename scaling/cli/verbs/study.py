@@ -71,18 +71,18 @@ def _own_numbers(path: Path, *, as_json: bool) -> int:
     except (OSError, RefusedError) as error:
         raise InputError(f"{path}: cannot be read ({error}); {EXPECTED}") from error
     numbers, assumed = read_numbers(text, str(path))
-    said, sizes = concluded(numbers), ",".join(map(str, to_measure(numbers)))
+    lines, sizes = concluded(numbers), ",".join(map(str, to_measure(numbers)))
     command = f"scaling launch --no-probe --world-sizes {sizes} train.py"
     if as_json:
         print_json(
-            {"kind": "own_numbers", "points": encode(numbers), "said": [*said, *assumed], "try": command}
+            {"kind": "own_numbers", "points": encode(numbers), "said": [*lines, *assumed], "try": command}
         )
         return 0
     say(f"#{'gpus':>5} {'throughput':>12} {'speedup':>8} {'efficiency':>10} {'kept a GPU':>10}")
     for n in numbers:
         kept = "-" if n.kept is None else f"{n.kept:.0%}"
         say(f" {n.world_size:>5} {n.throughput:>12.5g} {n.speedup:>8.3g} {n.efficiency:>10.0%} {kept:>10}")
-    say(*(f"# {line}" for line in (*said, *assumed)))
+    say(*(f"# {line}" for line in (*lines, *assumed)))
     say(
         "# why is not in these numbers: a measurement has to show what a step waits for at these sizes (data on the "
         "link, a late rank, input, the host)",

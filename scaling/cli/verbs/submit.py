@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         pools.one_allocation(item) for item, each in zip(asked.items, excluded, strict=True) for _ in each
     ]
     jobs = jobs_of(tuple(items), multirun=several)
-    nodes = [one for each in excluded for one in each]
+    nodes = [exclude for each in excluded for exclude in each]
     texts = [script(job, exclude) for job, exclude in zip(jobs, nodes, strict=True)]
     short = dict.fromkeys(filter(None, (too_short(job.plan) for job in jobs)))
     for line in short:
@@ -78,9 +78,8 @@ def main(arguments: list[str]) -> int:
     ):
         sbatch.check_script(text)  # all of them before the first is submitted
     for job in jobs:
-        in_image = (
-            job.plan.spec.cluster.container.image is not None
-        )  # what is in it cannot be tried from here
+        # What is in an image cannot be tried from here.
+        in_image = job.plan.spec.cluster.container.image is not None
         if needs_trying(job.plan.spec) and not in_image:
             try_model(job.plan)
     handed_in = []
@@ -101,7 +100,7 @@ def _compared(runs: list[tuple[Plan, RunFolder]], handed_in: list[Submitted]) ->
     into = runs[0][1].path.parent
     try:
         comparison = submit_comparison(
-            runs[0][0], [folder for _, folder in runs], [one.id for one in handed_in]
+            runs[0][0], [folder for _, folder in runs], [job.id for job in handed_in]
         )
     except (ScalingError, OSError) as error:
         warn(f"{error}; run `scaling compare` when the jobs have ended")
@@ -138,7 +137,7 @@ def _follow(runs: list[tuple[Plan, RunFolder]], comparison: str | None) -> int:
 
 
 def _until_over(plan: Plan, folder: RunFolder) -> Standing:
-    said: tuple[str, str] = ("", "")
+    printed: tuple[str, str] = ("", "")
     while True:
         stands = _patiently(lambda: standing(folder, plan))
         if stands.job is None:
@@ -150,8 +149,8 @@ def _until_over(plan: Plan, folder: RunFolder) -> Standing:
             str(stands.state and (stands.state.state, stands.ahead)),
             progress.partition(",")[0] + trials,
         )
-        if worth != said:
-            said = worth
+        if worth != printed:
+            printed = worth
             line = job_line(stands.job.id, stands.state, stands.ahead)
             say("; ".join(x for x in (line, progress, f"ranks {trials}") if x), file=sys.stderr)
         if stands.over:
@@ -193,10 +192,10 @@ def _comparison(job: str, into: Path) -> int:
             break
         time.sleep(POLL_S)
     log = into / f"compare-{job}.out"
-    said = read_text(log, LOG_BYTES_MAX, strict=False) if log.is_file() else ""
-    if not said.strip():
+    output = read_text(log, LOG_BYTES_MAX, strict=False) if log.is_file() else ""
+    if not output.strip():
         how = f" ({state.state}, status {state.exit_code})" if state is not None and state.exit_code else ""
         warn(f"job {job} left no comparison{how}; run `scaling compare` on the runs")
         return 1
-    say(*said.removesuffix("\n").split("\n"))
+    say(*output.removesuffix("\n").split("\n"))
     return 0 if state is None else int(bool(state.exit_code))

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     if given.how:
         say(*HOW)
         return 0
-    count("trace", paths, least=1, most=100_000, of="traces or folders (--how says how to get them)")
+    count("trace", paths, least=1, most=100_000, what="traces or folders (--how says how to get them)")
     batch = _batch(given.batch)
     kind, files = kinds.find(paths)
     if kind == kinds.PROFILER:
@@ -57,11 +57,11 @@ def _logged(files: list[Path], *, as_json: bool) -> int:
     """What NCCL's and its watchdog's lines in a job's output say; prints and writes no folder."""
     from scaling.traces.job_log import read_job_logs  # noqa: PLC0415  what it imports is slow
 
-    found = read_job_logs(files)
+    logs = read_job_logs(files)
     if as_json:
-        print_json(found.document)
+        print_json(logs.document)
     else:
-        say(*found.lines)
+        say(*logs.lines)
     return 0
 
 
@@ -69,12 +69,12 @@ def _recorded(files: list[Path], given: Namespace) -> int:
     """What NCCL Inspector wrote; prints and writes no folder."""
     from scaling.traces.inspector import inspector  # noqa: PLC0415  scipy is slow to import
 
-    found = inspector(files, Path(given.beside) if given.beside else None)
+    inspection = inspector(files, Path(given.beside) if given.beside else None)
     if given.json:
-        print_json(found.document)
+        print_json(inspection.document)
     else:
-        say(*found.lines)
-    return 0 if found.complete else 3
+        say(*inspection.lines)
+    return 0 if inspection.complete else 3
 
 
 def _flight(path: Path) -> str:
@@ -85,8 +85,8 @@ def _flight(path: Path) -> str:
 
 def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     pages = not given.json or given.out is not None
-    found, problems = read_all(files, meanwhile=lambda: _load(pages=pages))
-    if not found:
+    traces, problems = read_all(files, meanwhile=lambda: _load(pages=pages))
+    if not traces:
         raise ScalingError(
             f"none of {len(files)} files can be used: "
             + "; ".join(f"{p.path}: {p.why}" for p in problems[:3])
@@ -95,7 +95,7 @@ def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     from scaling.traces.profiler.summary import analyse  # noqa: PLC0415  after the processes that read: scipy has threads
 
     name = given.name or "trace"
-    analysis, plan, drawn = analyse(found, problems, batch=batch, name=name)
+    analysis, plan, drawn = analyse(traces, problems, batch=batch, name=name)
     code = 0 if not problems and all(t.status == "done" for t in analysis.trials) else 3
     if given.json:
         print_json(analysis)

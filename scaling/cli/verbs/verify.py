@@ -53,28 +53,28 @@ def main(arguments: list[str]) -> int:
     jobs = _jobs(now, then, parent)
     gain, same = _interleaved(jobs[0]) if len(jobs) == 1 else _alternating(jobs)
     how = remedies.INTERLEAVED if len(jobs) == 1 else remedies.ALTERNATING
-    found = remedies.judge(plan, cause, remedy, gain, same, how)
-    write_json(parent.path / "verification.json", found)
+    verification = remedies.judge(plan, cause, remedy, gain, same, how)
+    write_json(parent.path / "verification.json", verification)
     if given.json:
-        print_json(found)
+        print_json(verification)
     else:
-        print_verification(Console(), found, parent.path)
-    return int(found.verdict == "not_held")
+        print_verification(Console(), verification, parent.path)
+    return int(verification.verdict == "not_held")
 
 
 def _remedy(analysis: Analysis, which: str | None) -> tuple[Verdict, Remedy]:
     """The first remedy that has overrides, or the one asked for; numbered over all verdicts, from 1."""
-    known = [(v, r) for v in analysis.verdicts for r in v.try_ if r.overrides]
-    if which is None and known:
-        return max(known, key=lambda pair: pair[0].world_size == known[0][0].world_size)
-    if not known:
+    choices = [(v, r) for v in analysis.verdicts for r in v.try_ if r.overrides]
+    if which is None and choices:
+        return max(choices, key=lambda pair: pair[0].world_size == choices[0][0].world_size)
+    if not choices:
         raise InputError(
             f"{analysis.run.id}: no verdict of this run has overrides to try; `scaling report` lists its verdicts"
         )
-    if not 1 <= (as_number(str(which)) or 0) <= len(known):
-        listed = ", ".join(f"{k} {r.overrides}" for k, (_, r) in enumerate(known, 1))
+    if not 1 <= (as_number(str(which)) or 0) <= len(choices):
+        listed = ", ".join(f"{k} {r.overrides}" for k, (_, r) in enumerate(choices, 1))
         raise InputError(f"--try {which}: one of {listed} is expected")
-    return known[int(which or 0) - 1]
+    return choices[int(which or 0) - 1]
 
 
 def _first_strategy(spec: Spec) -> list[str]:

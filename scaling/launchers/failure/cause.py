@@ -126,12 +126,12 @@ def last_error(launch: LaunchFolder, code: int) -> str:
     """
     texts = [[line.strip() for line in text.splitlines() if line.strip()] for text in printed(launch)]
     errors = [[line for line in lines if ERROR.search(line) and not NO_CAUSE.search(line)] for lines in texts]
-    said = next((lines[-1] for lines in errors if lines), None)
+    last_line = next((lines[-1] for lines in errors if lines), None)
     name = _ended_by(code)
-    if name and not (said and code in TOLD):
+    if name and not (last_line and code in TOLD):
         return f"torchrun was ended by {name} ({launch.path})"
-    said = said or next((lines[-1] for lines in texts if lines), None)
-    return f"{said[:300]} ({launch.path})" if said else f"the launch ended with status {code}"
+    last_line = last_line or next((lines[-1] for lines in texts if lines), None)
+    return f"{last_line[:300]} ({launch.path})" if last_line else f"the launch ended with status {code}"
 
 
 def _raised(error: Record, launch: LaunchFolder) -> LaunchOutcome:
@@ -236,9 +236,9 @@ def _told(error: Record, launch: LaunchFolder) -> str:
 
 
 def _secondhand(error: Record) -> bool:
-    said = error["message"]
-    of_its_own = error["type"] == OF_ITS_OWN or OF_THE_DEVICE.search(said)
-    return error["type"] == "Aborted" or bool(SECONDHAND.search(said) and not of_its_own)
+    message = error["message"]
+    of_its_own = error["type"] == OF_ITS_OWN or OF_THE_DEVICE.search(message)
+    return error["type"] == "Aborted" or bool(SECONDHAND.search(message) and not of_its_own)
 
 
 def _waits(stack: Record) -> bool:

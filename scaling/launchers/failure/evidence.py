@@ -33,26 +33,26 @@ TAIL_BYTES = 2**18
 """Its message is near the end of the log, before a C++ stack."""
 MESSAGE_MAX = 500
 
-_SAID = re.compile(r"watchdog thread terminated with exception:\s*(?:\[Rank \d+\] )?(\S.*)")
+_WATCHDOG = re.compile(r"watchdog thread terminated with exception:\s*(?:\[Rank \d+\] )?(\S.*)")
 
 
 def records(
-    launch: LaunchFolder, exits: Mapping[int, int], known: Iterable[int], stage: str
+    launch: LaunchFolder, exits: Mapping[int, int], reported: Iterable[int], stage: str
 ) -> dict[int, dict[str, Any]]:
-    """Errors, as in error-<r>.json, of aborted ranks that are not `known`; `stage` says where they were."""
-    found = {}
+    """Errors, as in error-<r>.json, of aborted ranks that are not `reported`; `stage` says where they were."""
+    aborted = {}
     for rank, code in sorted(exits.items()):
-        if code in ABORTED and rank not in known:
+        if code in ABORTED and rank not in reported:
             text = message(_tail(launch.log(rank)))
             if text is not None:
-                found[rank] = {"rank": rank, "type": TYPE, "message": text, "stage": stage}
-    return found
+                aborted[rank] = {"rank": rank, "type": TYPE, "message": text, "stage": stage}
+    return aborted
 
 
 def message(log: str) -> str | None:
     """The watchdog's message in a log; None where there is none."""
-    said = _SAID.search(log)
-    return said[1].strip()[:MESSAGE_MAX] if said else None
+    match = _WATCHDOG.search(log)
+    return match[1].strip()[:MESSAGE_MAX] if match else None
 
 
 def _tail(path: Path) -> str:
@@ -135,22 +135,22 @@ def _is_record(record: Any, kind: str) -> bool:
 
 def printed(launch: LaunchFolder) -> list[str]:
     """The output of every torchrun."""
-    found = []
+    texts = []
     for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.launcher_log]:
         with contextlib.suppress(OSError, RefusedError):
-            found.append(read_text(path, LOG_BYTES_MAX, strict=False))
-    return found
+            texts.append(read_text(path, LOG_BYTES_MAX, strict=False))
+    return texts
 
 
 def _records(launch: LaunchFolder, kind: str) -> list[tuple[int, dict[str, Any]]]:
     """(time of writing, record) of every rank that left one."""
-    found = []
+    dated = []
     for path in sorted(launch.path.glob(f"{kind}-*.json")):
         with contextlib.suppress(OSError, RefusedError):
             record = read_json(path)
             if _is_record(record, kind):
-                found.append((path.stat().st_mtime_ns, record))
-    return sorted(found, key=lambda item: item[0])
+                dated.append((path.stat().st_mtime_ns, record))
+    return sorted(dated, key=lambda item: item[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class Worker:
 def find(launch: LaunchFolder) -> list[Worker]:
     """The workers that run now, those of emulated hosts included."""
     wanted = [str(launch.path.parent.parent.absolute()), str(launch.index)]
-    found = []
+    workers = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -179,8 +179,8 @@ def find(launch: LaunchFolder) -> list[Worker]:
             (rank,) = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]
             state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
             pid = int(process.name)
-            found.append(Worker(pid=pid, rank=rank, stopped=state in "Tt", parent=int(parent)))
-    return found
+            workers.append(Worker(pid=pid, rank=rank, stopped=state in "Tt", parent=int(parent)))
+    return workers
 
 
 class Roll:
@@ -192,10 +192,10 @@ class Roll:
 
     def call(self) -> None:
         """Note the workers that run now. It reads all of /proc, so call it only while nothing is measured."""
-        found = find(self._launch)
-        pids = {worker.pid for worker in found}
+        workers = find(self._launch)
+        pids = {worker.pid for worker in workers}
         # Children of a rank have its command line, and may end at any time.
-        self._pids |= {worker.rank: worker.pid for worker in found if worker.parent not in pids}
+        self._pids |= {worker.rank: worker.pid for worker in workers if worker.parent not in pids}
 
     def missing(self) -> frozenset[int]:
         """Ranks, as torchrun numbers them, that ended while others go on; empty where all have ended.

@@ -105,8 +105,8 @@ def _address(node: str, interface: str | None) -> str:
             asked = struct.pack("256s", interface.encode())
             siocgifaddr = 0x8915  # linux/sockios.h
             return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), siocgifaddr, asked)[20:24])
-    found = re.search(r"NodeAddr=(\S+)", answer("scontrol", "show", "node", node))
-    name = found.group(1) if found else node
+    match = re.search(r"NodeAddr=(\S+)", answer("scontrol", "show", "node", node))
+    name = match.group(1) if match else node
     with contextlib.suppress(OSError):
         addresses = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
         # In many hosts files a machine's own name is a loopback address, which other nodes cannot reach.

@@ -47,16 +47,16 @@ class Standing:
 
 def standing(folder: RunFolder, plan: Plan) -> Standing:
     """Combine status.json, Slurm's state and the worker's progress."""
-    known = submitted(folder)
-    job = known[-1] if known else None
+    jobs = submitted(folder)
+    job = jobs[-1] if jobs else None
     state = queue.state_of(job.id) if job else None
     launches = earlier_launches(folder)
     progress: dict[str, Any] = {}
     if launches:
         with contextlib.suppress(OSError, RefusedError):
-            found = read_json(folder.launch(launches[-1].index).progress)
-            if isinstance(found, dict) and isinstance(found.get("left_s"), float | int | None):
-                progress = found
+            content = read_json(folder.launch(launches[-1].index).progress)
+            if isinstance(content, dict) and isinstance(content.get("left_s"), float | int | None):
+                progress = content
     waiting = job is not None and state is not None and state.state == "PENDING"
     return Standing(
         plan=plan,
@@ -100,7 +100,7 @@ def settle(stands: Standing, analyse: Analyse) -> Standing:
         t if t.status in FINAL else dataclasses.replace(t, status=state, error=why) for t in status.trials
     )
     launches = tuple(
-        dataclasses.replace(one, error=why) if one.error == vague else one for one in status.launches
+        dataclasses.replace(run, error=why) if run.error == vague else run for run in status.launches
     )
     status = dataclasses.replace(status, state=state, trials=trials, launches=launches)
     if is_own(stands.folder):
@@ -139,7 +139,7 @@ def _ended(stands: Standing, job: Submitted) -> tuple[str, str]:
 def _last_line(log: Path) -> str:
     with contextlib.suppress(OSError, RefusedError):
         lines = [line.strip() for line in read_text(log, LOG_BYTES_MAX, strict=False).splitlines()]
-        said = [line for line in lines if line and not line.startswith("job ")]  # job.sbatch prints "job ..."
-        if said:
-            return f": {said[-1][:300]} ({log})"
+        # job.sbatch prints "job ...".
+        if lines := [line for line in lines if line and not line.startswith("job ")]:
+            return f": {lines[-1][:300]} ({log})"
     return f"; its log would be {log}"

@@ -149,13 +149,13 @@ def _environment(spec: Spec) -> dict[str, str]:
 
 
 def _mounts(folder: RunFolder) -> list[str]:
-    own = (
+    mounts = (
         (resources.import_root() / "scaling", f"{IN_IMAGE}/scaling"),
         (resources.folder("launch"), f"{IN_IMAGE}/launch"),
         (folder.path.absolute(), folder.path.absolute()),
         (Path.cwd(), Path.cwd()),
     )
-    return [f"{source}:{target}" for source, target in own]
+    return [f"{source}:{target}" for source, target in mounts]
 
 
 def _pyxis(container: Container, mounts: list[str], _device: str) -> list[str]:

@@ -112,13 +112,13 @@ _OVER = frozenset(
 def state_of(job: str) -> JobState | None:
     """The state of a job; None where Slurm no longer knows it. ScalingError where Slurm gives no answer."""
     _number(job)
-    found = parse_squeue(_said_of_job("squeue", "--noheader", f"--jobs={job}", f"--format={_QUEUE_FORMAT}"))
-    found = found or parse_scontrol(_said_of_job("scontrol", "--oneliner", "show", "job", job))
-    if found is None and shutil.which("sacct") is not None:
+    state = parse_squeue(_job_output("squeue", "--noheader", f"--jobs={job}", f"--format={_QUEUE_FORMAT}"))
+    state = state or parse_scontrol(_job_output("scontrol", "--oneliner", "show", "job", job))
+    if state is None and shutil.which("sacct") is not None:
         fields = "State,ExitCode,NodeList,Start"
         options = ("--noheader", "--allocations", "--parsable2", f"--format={fields}", f"--jobs={job}")
-        found = parse_sacct(run("sacct", *options).stdout)
-    return found
+        state = parse_sacct(run("sacct", *options).stdout)
+    return state
 
 
 def waiting_ahead(job: str, partition: str | None) -> int | None:
@@ -141,21 +141,21 @@ def parse_squeue(text: str) -> JobState | None:
     fields = text.strip().split("|")
     if len(fields) != 5:
         return None
-    state, reason, nodes, start, left = (_known(field) for field in fields)
+    state, reason, nodes, start, left = (_filled(field) for field in fields)
     return JobState(state=_word(state), reason=reason, nodes=nodes, start=start, left=left)
 
 
 def parse_scontrol(text: str) -> JobState | None:
     """`scontrol --oneliner show job`: KEY=VALUE pairs; newer versions print more of them."""
-    found = {key: _known(value) for key, value in re.findall(r"(?:^|\s)(\w+)=(\S*)", text)}
-    if "JobState" not in found:
+    fields = {key: _filled(value) for key, value in re.findall(r"(?:^|\s)(\w+)=(\S*)", text)}
+    if "JobState" not in fields:
         return None
     return JobState(
-        state=_word(found["JobState"]),
-        reason=found.get("Reason", ""),
-        nodes=found.get("NodeList", ""),
-        start=found.get("StartTime", ""),
-        exit_code=_code(found.get("ExitCode", "")),
+        state=_word(fields["JobState"]),
+        reason=fields.get("Reason", ""),
+        nodes=fields.get("NodeList", ""),
+        start=fields.get("StartTime", ""),
+        exit_code=_code(fields.get("ExitCode", "")),
     )
 
 
@@ -164,7 +164,7 @@ def parse_sacct(text: str) -> JobState | None:
     lines = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
     if not lines:
         return None
-    state, code, nodes, start = (_known(field) for field in lines[-1])
+    state, code, nodes, start = (_filled(field) for field in lines[-1])
     return JobState(state=_word(state), nodes=nodes, start=start, exit_code=_code(code))
 
 
@@ -175,16 +175,16 @@ def _number(job: str) -> str:
     return job
 
 
-def _said_of_job(*command: str) -> str:
+def _job_output(*command: str) -> str:
     """What a command prints about a job; empty where Slurm does not know the job. ScalingError on other failures."""
     done = run(*command)
     if done.returncode and _UNKNOWN not in done.stderr.lower():
-        said = done.stderr.strip().splitlines() or ["it failed and printed nothing"]
-        raise ScalingError(f"{command[0]}: {said[-1]}")
+        errors = done.stderr.strip().splitlines() or ["it failed and printed nothing"]
+        raise ScalingError(f"{command[0]}: {errors[-1]}")
     return done.stdout
 
 
-def _known(field: str) -> str:
+def _filled(field: str) -> str:
     return "" if field.strip() in ("", "N/A", "None", "(null)", "Unknown", "None assigned") else field.strip()
 
 

@@ -247,8 +247,8 @@ def check_script(script: str) -> None:
     try:
         _sbatch(script, "--test-only")
     except InputError as error:
-        found = re.search(r"^#SBATCH --partition=(\S+)", script, re.MULTILINE)
-        away = _away(found.group(1)) if found and _AWAY in str(error) else ""
+        partition = re.search(r"^#SBATCH --partition=(\S+)", script, re.MULTILINE)
+        away = _away(partition.group(1)) if partition and _AWAY in str(error) else ""
         if not away:
             raise
         print(message(f"scaling: {away}: the job waits while too few nodes are left"), file=sys.stderr)
@@ -287,23 +287,23 @@ def _sbatch(script: str, option: str) -> str:
     # The script goes to sbatch's standard input, so that a refused job leaves no file.
     done = run("sbatch", option, stdin=script, env=_without_options(os.environ, script))
     if done.returncode:
-        said = refusal(done.stderr)
-        raise (ScalingError if _LATE in said.lower() else InputError)(said)
+        reason = refusal(done.stderr)
+        raise (ScalingError if _LATE in reason.lower() else InputError)(reason)
     return done.stdout
 
 
 def _without_options(environment: Mapping[str, str], script: str) -> dict[str, str]:
     """Leave out variables that would override the script's options (sbatch's INPUT ENVIRONMENT VARIABLES)."""
-    said = set(re.findall(r"^#SBATCH --([\w-]+)", script, re.MULTILINE))
-    overriding = {f"SBATCH_{name.upper().replace('-', '_')}" for name in said}
-    overriding |= {variable for name in said for variable in _OTHERWISE.get(name, ())}
+    options = set(re.findall(r"^#SBATCH --([\w-]+)", script, re.MULTILINE))
+    overriding = {f"SBATCH_{name.upper().replace('-', '_')}" for name in options}
+    overriding |= {variable for name in options for variable in _OTHERWISE.get(name, ())}
     return {name: value for name, value in environment.items() if name not in overriding | _BREAKING}
 
 
 def refusal(stderr: str) -> str:
     """Slurm's message, and the key to change."""
-    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     # The last line often only says that it failed, and the line before it says why.
-    text = "; ".join(dict.fromkeys(re.sub(r"^(sbatch|allocation failure): (error: )?", "", x) for x in said))
+    text = "; ".join(dict.fromkeys(re.sub(r"^(sbatch|allocation failure): (error: )?", "", x) for x in lines))
     key = next((key for word, key in _KEYS if word in text.lower()), None)
     return f"sbatch: {text or 'it failed and printed nothing'}" + (f" ({key})" if key else "")

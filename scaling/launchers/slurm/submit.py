@@ -122,7 +122,7 @@ def _write_down(job: Job, text: str) -> None:
 
 def _hand_in(plan: Plan, folder: RunFolder, text: str) -> Submitted:
     """Submit a job and note it. InputError where none is queued; with any other error one may be."""
-    known = submitted(folder)
+    earlier = submitted(folder)
     try:
         number = sbatch.hand_in(text)
     except KeyboardInterrupt:
@@ -137,10 +137,9 @@ def _hand_in(plan: Plan, folder: RunFolder, text: str) -> Submitted:
         partition=plan.spec.cluster.partition,
     )
     try:
-        write_json(folder.jobs, Jobs(schema=SCHEMA, jobs=(*known, job)))
-    except (
-        BaseException
-    ) as error:  # a full disk, or Ctrl-C: without jobs.json the job could not be found again
+        write_json(folder.jobs, Jobs(schema=SCHEMA, jobs=(*earlier, job)))
+    except BaseException as error:
+        # A full disk, or Ctrl-C: without jobs.json the job could not be found again.
         _withdraw(job.id, folder)
         if isinstance(error, OSError):
             raise InputError(
@@ -184,8 +183,8 @@ def excluded(spec: Spec) -> list[str]:
     hosts = max(spec.topology.hosts_of(n) for n in spec.world_sizes)
     usable = [name for name, up in nodes.items() if up and name not in theirs]
     return [
-        hostlist(dict.fromkeys([*(name for name in nodes if name not in own), *theirs]))
-        for own in shares(usable, cluster.allocations, hosts, cluster.partition)
+        hostlist(dict.fromkeys([*(name for name in nodes if name not in share), *theirs]))
+        for share in shares(usable, cluster.allocations, hosts, cluster.partition)
     ]
 
 

@@ -25,92 +25,92 @@ PAIRS_SHOWN = 12
 PROBLEM_WIDTH = 9
 
 
-def document(found: Diagnosis, folder: Path | str) -> Document:
+def document(checkup: Diagnosis, folder: Path | str) -> Document:
     """All of it; `folder` keeps the records."""
     return Document(
-        title=f"Checkup of {found.run.model} on {found.run.topology}",
-        sections=tuple(_sections(found)),
+        title=f"Checkup of {checkup.run.model} on {checkup.run.topology}",
+        sections=tuple(_sections(checkup)),
         closing=(Line(name="kept", text=str(folder)),),
     )
 
 
-def _sections(found: Diagnosis) -> Iterator[Section]:
-    run = found.run
-    ranks = f"{text.ranks(len(found.ranks))}, {run.backend} on {run.device}"
+def _sections(checkup: Diagnosis) -> Iterator[Section]:
+    run = checkup.run
+    ranks = f"{text.ranks(len(checkup.ranks))}, {run.backend} on {run.device}"
     checked = named(
         ("checked", f"{run.model} ({run.precision}) on {run.topology}: {ranks}"),
         ("took", format_duration(run.duration_s)),
         look="conditions",
     )
     yield Section(title="", blocks=(checked,))
-    if found.roofline is not None:
-        yield _ceilings(found.roofline)
-        yield _step(found.roofline)
-    if found.parity is not None:
-        yield _parity(found.parity)
+    if checkup.roofline is not None:
+        yield _ceilings(checkup.roofline)
+        yield _step(checkup.roofline)
+    if checkup.parity is not None:
+        yield _parity(checkup.parity)
     compare = (
         "a pair alone is no collective; scaling import nccl-tests LOG compares yours (scaling trace --how)"
     )
-    others = lines(*found.others, *(compare,) * bool(found.others), look="prose")
-    yield Section(title="between pairs of ranks, one pair at a time", blocks=(_pairs(found.pairs), others))
-    yield Section(title="memory of the rank that holds most, by phase of a step", blocks=(_memory(found),))
-    yield Section(title="differs between ranks", blocks=(lines(*_differences(found), look="prose"),))
-    problems = Lines(items=tuple(_problems(found)), look="facts", name_width=PROBLEM_WIDTH)
-    yield Section(title=f"problems: {_count(found)}", blocks=(problems,), title_alone=True)
+    others = lines(*checkup.others, *(compare,) * bool(checkup.others), look="prose")
+    yield Section(title="between pairs of ranks, one pair at a time", blocks=(_pairs(checkup.pairs), others))
+    yield Section(title="memory of the rank that holds most, by phase of a step", blocks=(_memory(checkup),))
+    yield Section(title="differs between ranks", blocks=(lines(*_differences(checkup), look="prose"),))
+    problems = Lines(items=tuple(_problems(checkup)), look="facts", name_width=PROBLEM_WIDTH)
+    yield Section(title=f"problems: {_count(checkup)}", blocks=(problems,), title_alone=True)
 
 
-def _problems(found: Diagnosis) -> Iterator[Line]:
-    for problem in found.problems:
+def _problems(checkup: Diagnosis) -> Iterator[Line]:
+    for problem in checkup.problems:
         where = f"rank {problem.rank}: " if problem.rank is not None else ""
         tone: Tone = "alarm" if problem.severity == ERROR else "warning"
         yield Line(name=problem.severity, text=f"{where}{problem.what}", tone=tone)
         yield Line(name="remedy", text=problem.remedy, tone="good")
 
 
-def _count(found: Diagnosis) -> str:
-    errors = sum(p.severity == ERROR for p in found.problems)
-    if not found.problems:
+def _count(checkup: Diagnosis) -> str:
+    errors = sum(p.severity == ERROR for p in checkup.problems)
+    if not checkup.problems:
         return "none"
-    return f"{text.count(errors, 'error')}, {text.count(len(found.problems) - errors, 'warning')}"
+    return f"{text.count(errors, 'error')}, {text.count(len(checkup.problems) - errors, 'warning')}"
 
 
-def _differences(found: Diagnosis) -> Iterator[str]:
+def _differences(checkup: Diagnosis) -> Iterator[str]:
     """Facts that differ and that no problem is about."""
-    for item in found.differences:
-        if not any(p.what.startswith(f"{item.key} differs") for p in found.problems):
+    for item in checkup.differences:
+        if not any(p.what.startswith(f"{item.key} differs") for p in checkup.problems):
             yield f"{item.key}: {'; '.join(f'{v.value} on {_ranks(v.ranks)}' for v in item.values)}"
 
 
-def _ceilings(found: RooflineResult) -> Section:
+def _ceilings(roofline: RooflineResult) -> Section:
     table = Table(
         columns=(("work", ""), ("size", ""), ("best", ""), ("unit", "")),
-        rows=tuple(map(_ceiling, found.ceilings)),
+        rows=tuple(map(_ceiling, roofline.ceilings)),
         label="Ceilings",
     )
-    title = f"ceilings of rank {found.rank} ({found.device}), the best of some repetitions"
+    title = f"ceilings of rank {roofline.rank} ({roofline.device}), the best of some repetitions"
     return Section(title=title, blocks=(table,))
 
 
-def _ceiling(one: CeilingResult) -> tuple[str, ...]:
-    name = one.name.replace("_", " ")
-    if one.unit == "1/s":
-        return (name, "", f"{one.best.value / 1e6:.3g}", "M/s")
-    size = format_bytes(one.size) if one.unit == "bytes/s" else str(one.size or "")
-    return (name, size, f"{one.best.value / 1e9:.4g}", f"G{one.unit}")
+def _ceiling(ceiling: CeilingResult) -> tuple[str, ...]:
+    name = ceiling.name.replace("_", " ")
+    if ceiling.unit == "1/s":
+        return (name, "", f"{ceiling.best.value / 1e6:.3g}", "M/s")
+    size = format_bytes(ceiling.size) if ceiling.unit == "bytes/s" else str(ceiling.size or "")
+    return (name, size, f"{ceiling.best.value / 1e9:.4g}", f"G{ceiling.unit}")
 
 
-def _step(found: RooflineResult) -> Section:
+def _step(use: RooflineResult) -> Section:
     work = (
-        f"{found.flops / 1e9:.4g} GFLOP, {format_bytes(found.bytes)} read and written, {found.operators} operators; "
-        f"{found.achieved_flop_s.value / 1e9:.4g} GFLOP/s; {findings.use_line(found.mfu, found.hfu, found)}"
+        f"{use.flops / 1e9:.4g} GFLOP, {format_bytes(use.bytes)} read and written, {use.operators} operators; "
+        f"{use.achieved_flop_s.value / 1e9:.4g} GFLOP/s; {findings.use_line(use.mfu, use.hfu, use)}"
     )
     bounds = Table(
         columns=(("bound", ""), ("at least", "ms")),
-        rows=tuple((k.replace("_", " "), _ms(v)) for k, v in found.least_ms.items() if v.value),
+        rows=tuple((k.replace("_", " "), _ms(v)) for k, v in use.least_ms.items() if v.value),
         label="Bounds",
     )
-    at = f"batch {found.batch}, {found.precision}"
-    title = f"a step without DDP ({at}): {text.quantity(found.step_ms, 'ms')}, bound: {found.bound}"
+    at = f"batch {use.batch}, {use.precision}"
+    title = f"a step without DDP ({at}): {text.quantity(use.step_ms, 'ms')}, bound: {use.bound}"
     return Section(title=title, blocks=(lines(work, look="prose"), bounds))
 
 
@@ -118,7 +118,7 @@ def _ms(value: Measured) -> str:
     return f"{value.value:.3g}"
 
 
-def _parity(found: ParityTable) -> Section:
+def _parity(parity: ParityTable) -> Section:
     columns = heads(
         "format",
         "ranks",
@@ -142,19 +142,19 @@ def _parity(found: ParityTable) -> Section:
             text.NONE if row.step_ms is None else _ms(row.step_ms),
             text.NONE if row.speedup is None else f"{row.speedup.value:.2f}",
         )
-        for row in found.table
+        for row in parity.table
     )
     apart = lines(
         *(
             f"{row.precision}: {_ranks(row.ranks)} on {row.device}: first differs at {row.parts_at}"
-            for row in found.table
+            for row in parity.table
             if row.parts_at
         ),
         look="prose",
     )
     note = "gradient, weights, loss: |x - float64| / |float64|; inf: elements that are not finite, 0: flushed to zero"
     table = Table(columns=columns, rows=rows, label="Parity")
-    title = f"parity: {found.steps} seeded steps against float64"
+    title = f"parity: {parity.steps} seeded steps against float64"
     return Section(title=title, blocks=(table, apart, lines(note, look="note")))
 
 
@@ -182,7 +182,7 @@ def _pairs(pairs: Sequence[PairBandwidth]) -> Table:
     return Table(columns=columns, rows=rows, label="Pairs of ranks")
 
 
-def _memory(found: Diagnosis) -> Table:
+def _memory(checkup: Diagnosis) -> Table:
     rows = tuple(
         (
             p.phase,
@@ -190,7 +190,7 @@ def _memory(found: Diagnosis) -> Table:
             format_bytes(p.host_bytes),
             text.NONE if p.device_peak_bytes is None else format_bytes(p.device_peak_bytes),
         )
-        for p in found.memory
+        for p in checkup.memory
     )
     columns = (("after", ""), ("rank", ""), ("host", ""), ("device", "peak"))
     return Table(columns=columns, rows=rows, label="Memory")
@@ -207,60 +207,60 @@ _WIDTH = 9
 def case_lines(case: SelfTestCase) -> Iterator[str]:
     """One case as it ends, in the columns that `selftest_document` names."""
     cost = "" if case.expected_ms is None else f"{case.expected_ms:8.1f} ms"
-    found = "" if case.attributed_ms is None else f"{case.attributed_ms:8.1f} ms"
+    attributed = "" if case.attributed_ms is None else f"{case.attributed_ms:8.1f} ms"
     error = "" if case.error is None else f"{case.error:+7.1%}"
     mark = "hit " if case.hit else "MISS"
-    yield f"{mark} {case.name:<25} {case.first:<15} {cost:>11} {found:>11} {error:>7}"
+    yield f"{mark} {case.name:<25} {case.first:<15} {cost:>11} {attributed:>11} {error:>7}"
     if case.contended and not case.hit:
         yield "     other programs ran at the same time (contended), so that undecided may be right"
     if case.false_alarms:
         yield f"     false alarm: {', '.join(case.false_alarms)}"
 
 
-def selftest_document(found: SelfTest, folder: Path) -> Document:
+def selftest_document(test: SelfTest, folder: Path) -> Document:
     """What the columns of the cases are, then the summary."""
-    hits = sum(case.hit for case in found.cases)
-    error = "unknown" if found.attribution_error is None else f"{found.attribution_error:.1%}"
-    said = (
+    hits = sum(case.hit for case in test.cases)
+    error = "unknown" if test.attribution_error is None else f"{test.attribution_error:.1%}"
+    comments = (
         "   injected                  first verdict     costs, by   attributed   error",
         "                                             arithmetic",
-        f"{hits} of {len(found.cases)} hit ({found.hit_rate:.0%} of those planned), {found.false_alarms} false "
-        f"alarms, median attribution error {error}: {'passed' if found.passed else 'NOT PASSED'}",
+        f"{hits} of {len(test.cases)} hit ({test.hit_rate:.0%} of those planned), {test.false_alarms} false "
+        f"alarms, median attribution error {error}: {'passed' if test.passed else 'NOT PASSED'}",
     )
     return Document(
         title="Self-test",
-        sections=(Section(title="", blocks=(_comments(*said),)),),
+        sections=(Section(title="", blocks=(_comments(*comments),)),),
         closing=(Line(name="runs", text=str(folder)),),
     )
 
 
-def verification_document(found: Verification, folder: Path) -> Document:
+def verification_document(check: Verification, folder: Path) -> Document:
     """The remedy, the predicted and the measured gain, and whether the prediction held."""
     remedy = Lines(
         items=(
-            Line(name="remedy", text=f"{found.remedy}   (against {found.cause} at {found.world_size} ranks)"),
-            Line(text=found.code),
+            Line(name="remedy", text=f"{check.remedy}   (against {check.cause} at {check.world_size} ranks)"),
+            Line(text=check.code),
         ),
         look="conditions",
         whole=True,
         name_width=_WIDTH,
     )
     gains = named(
-        ("predicted", _gain(found.predicted_gain)),
-        ("measured", f"{_gain(found.measured_gain)}   in {found.how}"),
-        ("A/A", f"{_gain(found.aa_floor)}   the present settings against themselves"),
+        ("predicted", _gain(check.predicted_gain)),
+        ("measured", f"{_gain(check.measured_gain)}   in {check.how}"),
+        ("A/A", f"{_gain(check.aa_floor)}   the present settings against themselves"),
         name_width=_WIDTH + 2,
     )
-    blocks = (remedy, gains, _comments(_VERDICTS[found.verdict]))
+    blocks = (remedy, gains, _comments(_VERDICTS[check.verdict]))
     return Document(
-        title=f"Verification of {found.remedy}",
+        title=f"Verification of {check.remedy}",
         sections=(Section(title="", blocks=blocks),),
         closing=(Line(name="runs", text=str(folder)),),
     )
 
 
-def _comments(*said: str) -> Lines:
-    return Lines(items=tuple(Line(text=line) for line in said), look="conditions", whole=True)
+def _comments(*texts: str) -> Lines:
+    return Lines(items=tuple(Line(text=line) for line in texts), look="conditions", whole=True)
 
 
 def _gain(gain: Measured | None) -> str:

@@ -115,9 +115,9 @@ def _sections(
     yield Section(title="compute and fabric", blocks=(split,), on=PAGE)
     cost = lines(*_at_each(like, lambda p: "; ".join(side_by_side.cost_lines(p.cost))))
     yield Section(title="cost", blocks=(cost,), on=PAGE)
-    for of, differ in (("settings", "differ"), ("environment", "differs")):
-        differing = lines(*(side_by_side.setting_line(s) for s in comparison.settings if s.of == of))
-        yield Section(title=f"{of} that {differ}, base and other", blocks=(differing,), on=TERMINAL)
+    for group, differ in (("settings", "differ"), ("environment", "differs")):
+        differing = lines(*(side_by_side.setting_line(s) for s in comparison.settings if s.of == group))
+        yield Section(title=f"{group} that {differ}, base and other", blocks=(differing,), on=TERMINAL)
     yield Section(title="roofline", blocks=(lines(*comparison.roofline, look="prose"),), on=TERMINAL | PAGE)
     if base is not None and other is not None:
         figure = Figure(plot=parts(_paired_parts(base, other)))
@@ -127,8 +127,8 @@ def _sections(
 
 
 def _runs(comparison: Comparison, names: tuple[str, str]) -> Lines:
-    found = (("base", names[0], comparison.base), ("other", names[1], comparison.other))
-    return Lines(items=tuple(_run(*one) for one in found), look="conditions", name_width=NAME_WIDTH)
+    sides = (("base", names[0], comparison.base), ("other", names[1], comparison.other))
+    return Lines(items=tuple(_run(*side) for side in sides), look="conditions", name_width=NAME_WIDTH)
 
 
 def _run(role: str, name: str, run: RunInfo) -> Line:
@@ -143,8 +143,8 @@ def _ratio_lines(comparison: Comparison) -> Iterator[Line]:
         note = text.undistinguished(point.ratio, distinguishable=point.distinguishable or comparison.one_run)
         yield Line(name=text.ranks(point.world_size), text=f"{ratio:<{VALUE_WIDTH}}  {note}".rstrip())
         if point.control is not None:
-            said = f"{text.quantity(point.control)}  (1 but for the machine's drift)"
-            yield Line(name="a rank alone", text=said, level=1)
+            control = f"{text.quantity(point.control)}  (1 but for the machine's drift)"
+            yield Line(name="a rank alone", text=control, level=1)
         for cause, value in side_by_side.largest_causes(point.causes, CAUSES_LISTED):
             change = text.signed(text.quantity(value, "ms"))
             tone: Tone = "good" if value.value < 0 else "bad"
@@ -200,8 +200,8 @@ def _differences(comparison: Comparison) -> tuple[Block, ...]:
 def _at_each(comparison: Comparison, line: Callable[[PointComparison], str]) -> Iterator[str]:
     """A line for each world size where there is one."""
     for point in comparison.points:
-        if said := line(point):
-            yield f"{text.ranks(point.world_size)}: {said}"
+        if detail := line(point):
+            yield f"{text.ranks(point.world_size)}: {detail}"
 
 
 def _paired_parts(base: Analysis, other: Analysis) -> list[tuple[str, StepParts]]:
@@ -261,45 +261,45 @@ def several_document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequ
 
 def _on_nodes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """What the table of all runs cannot say: ratios of several allocations, or that there is one of each."""
-    decided = [one for one in comparisons if any(point.allocations for point in one.points)]
+    decided = [pair for pair in comparisons if any(point.allocations for point in pair.points)]
     yield from map(side_by_side.answer, decided)
-    others = [one for one in comparisons if one.allocations and one not in decided]
-    for one in others[:1]:
-        yield allocations_answer(one, side_by_side.run_names(one))
+    others = [pair for pair in comparisons if pair.allocations and pair not in decided]
+    for pair in others[:1]:
+        yield allocations_answer(pair, side_by_side.run_names(pair))
 
 
 def _allocations(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Lines of all comparisons; those of a base that they share are given once."""
     yield from dict.fromkeys(
-        line for one in comparisons for line in allocation_lines(one, side_by_side.run_names(one))
+        line for pair in comparisons for line in allocation_lines(pair, side_by_side.run_names(pair))
     )
 
 
 def _reasons(comparisons: Sequence[Comparison], names: dict[str, str]) -> Iterator[str]:
-    for one in comparisons:
-        if not one.comparable:
-            yield f"{names[one.other.id]} with {names[one.base.id]}: {'; '.join(map(plain, one.reasons))}"
+    for pair in comparisons:
+        if not pair.comparable:
+            yield f"{names[pair.other.id]} with {names[pair.base.id]}: {'; '.join(map(plain, pair.reasons))}"
 
 
 def _cases(comparisons: Sequence[Comparison], names: dict[str, str]) -> Iterator[Block]:
     """A table of cases for each run that can be compared."""
-    for one in comparisons:
-        if one.comparable and one.cases:
-            title = f"{names[one.other.id]} against {names[one.base.id]}"
-            yield replace(cases.comparison_table(one), title=title, label=title)
+    for pair in comparisons:
+        if pair.comparable and pair.cases:
+            title = f"{names[pair.other.id]} against {names[pair.base.id]}"
+            yield replace(cases.comparison_table(pair), title=title, label=title)
 
 
 def _ratios(comparisons: Sequence[Comparison], names: dict[str, str]) -> Table:
     """A row for each run that did the same work as another, below the run that it is set against."""
-    alike = [one for one in comparisons if one.comparable]
-    sizes = sorted({p.world_size for one in alike for p in one.points})
+    alike = [pair for pair in comparisons if pair.comparable]
+    sizes = sorted({p.world_size for pair in alike for p in pair.points})
     rows = []
-    for base in dict.fromkeys(one.base.id for one in alike) if sizes else ():
+    for base in dict.fromkeys(pair.base.id for pair in alike) if sizes else ():
         rows.append((f"{names[base]} (base)", *("1" for _ in sizes)))
-        for one in alike:
-            if one.base.id == base:
-                points = {p.world_size: p for p in one.points}
-                rows.append((names[one.other.id], *(_ratio(points.get(n)) for n in sizes)))
+        for pair in alike:
+            if pair.base.id == base:
+                points = {p.world_size: p for p in pair.points}
+                rows.append((names[pair.other.id], *(_ratio(points.get(n)) for n in sizes)))
     columns = (("run", ""), *((text.ranks(n), "other / base") for n in sizes))
     return Table(columns=columns, rows=tuple(rows), label="Throughput", note=RATIO_NOTE)
 
@@ -353,14 +353,14 @@ def table(sweep: Sweep) -> Table:
 
 def answer(sweep: Sweep) -> str:
     """What is best, and which ranks are slower than one of them alone."""
-    said = [*(_best(sweep, one) for one in sweep.best), *_slower(sweep)]
+    sentences = [*(_best(sweep, best) for best in sweep.best), *_slower(sweep)]
     if len(sweep.best) > 1:
-        said.insert(0, APART)
-    if not said:
-        said = ["nothing can be said of which is best: no two rows have samples of the same kind"]
+        sentences.insert(0, APART)
+    if not sentences:
+        sentences = ["nothing can be said of which is best: no two rows have samples of the same kind"]
     if sweep.contended:
-        said.append("a run was contended, so this is a hint and not a finding")
-    return " ".join(map(sentence, said))
+        sentences.append("a run was contended, so this is a hint and not a finding")
+    return " ".join(map(sentence, sentences))
 
 
 def slower(sweep: Sweep) -> str:
@@ -381,16 +381,16 @@ def _cause(row: SweepRow) -> str:
 
 def _best(sweep: Sweep, best: SweepBest) -> str:
     row = sweep.rows[best.row]
-    said = f"the most samples a second, {quantity(row.samples_per_s)}, come with {_name(row)}"
+    claim = f"the most samples a second, {quantity(row.samples_per_s)}, come with {_name(row)}"
     if row.samples_per_s is not None and row.samples_per_s.interval is None:
-        return f"{said}, from too few rounds for an interval"
+        return f"{claim}, from too few rounds for an interval"
     if row.efficiency is not None and row.world_size > 1:
-        said += f" (efficiency {percent(row.efficiency)})"
+        claim += f" (efficiency {percent(row.efficiency)})"
     if best.rivals:
-        said += f"; not told from {listed([_name(sweep.rows[k]) for k in best.rivals])}"
+        claim += f"; not told from {listed([_name(sweep.rows[k]) for k in best.rivals])}"
     if _batches_differ(sweep):
-        said += ". A larger batch takes fewer optimizer steps for the same samples"
-    return said
+        claim += ". A larger batch takes fewer optimizer steps for the same samples"
+    return claim
 
 
 def _slower(sweep: Sweep) -> Iterator[str]:

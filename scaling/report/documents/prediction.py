@@ -42,12 +42,12 @@ def _sections(prediction: Prediction) -> Iterator[Section]:
     yield Section(title=f"what this leans on{where}", blocks=(lines(*leans, look="warnings"),))
 
 
-def _leans(one: Assumption) -> str:
+def _leans(assumption: Assumption) -> str:
     """An assumption, what is put in its place, and what that does to the answer."""
-    step = f"step {_percent(one.step_change)} %"
-    if one.efficiency_change is None:
-        return f"{one.what}; {one.varied}: {step}"
-    return f"{one.what}; {one.varied}: {step}, efficiency {_percent(one.efficiency_change)} points"
+    step = f"step {_percent(assumption.step_change)} %"
+    if assumption.efficiency_change is None:
+        return f"{assumption.what}; {assumption.varied}: {step}"
+    return f"{assumption.what}; {assumption.varied}: {step}, efficiency {_percent(assumption.efficiency_change)} points"
 
 
 def _percent(change: float) -> str:
@@ -105,19 +105,21 @@ def _answer(prediction: Prediction) -> str:
     last = prediction.points[-1]
     if last.cannot:
         return sentence(f"cannot say: {plain(last.cannot)}")
-    said = [
+    claims = [
         f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
     ]
     if last.step_ms is not None and last.step_ms.interval is None:
-        said.append("how sure that is, is not known: the run has too few rounds with details for an interval")
+        claims.append(
+            "how sure that is, is not known: the run has too few rounds with details for an interval"
+        )
     if prediction.half_at is None and prediction.looked_up_to:
-        said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
+        claims.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
     elif prediction.half_at is not None:
-        said.append(f"efficiency falls below a half at {ranks(prediction.half_at)}")
+        claims.append(f"efficiency falls below a half at {ranks(prediction.half_at)}")
     if prediction.backtest:
         worst = max(prediction.backtest, key=lambda test: abs(test.error))
-        said.append(
+        claims.append(
             f"left out and predicted, {ranks(worst.world_size)} of this run came out {worst.error:+.1%} off"
         )
-    said += [f"{ranks(p.world_size)}: cannot say, {plain(p.cannot)}" for p in prediction.points if p.cannot]
-    return " ".join(sentence(part) for part in said)
+    claims += [f"{ranks(p.world_size)}: cannot say, {plain(p.cannot)}" for p in prediction.points if p.cannot]
+    return " ".join(sentence(part) for part in claims)

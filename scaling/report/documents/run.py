@@ -55,11 +55,11 @@ HOW_SURE = "how sure"
 
 def of_the_answer(quality: Quality) -> tuple[Line, ...]:
     """How well the answer is known, and how many warnings there are."""
-    said = [Line(text=text.sentence(reached)) for reached in quality.reached]
+    answer_lines = [Line(text=text.sentence(reached)) for reached in quality.reached]
     if quality.warnings:
         many = text.count(len(quality.warnings), "warning")
-        said.append(Line(text=many, link=(many, HOW_SURE)))
-    return tuple(said)
+        answer_lines.append(Line(text=many, link=(many, HOW_SURE)))
+    return tuple(answer_lines)
 
 
 def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
@@ -84,8 +84,8 @@ def _quality(quality: Quality) -> Lines:
 def _checks(analysis: Analysis) -> Iterator[str]:
     """World size by world size, what was checked beside the step itself."""
     for point in analysis.points:
-        for said in _checks_at(point, analysis.run.device):
-            yield f"{text.ranks(point.world_size)}: {said}"
+        for check in _checks_at(point, analysis.run.device):
+            yield f"{text.ranks(point.world_size)}: {check}"
 
 
 def _checks_at(point: Point, device: str) -> Iterator[str]:
@@ -95,8 +95,8 @@ def _checks_at(point: Point, device: str) -> Iterator[str]:
         yield f"memory {findings.memory_line(point.memory, device)}"
     if point.loader:
         yield f"batches {findings.loader_line(point.loader)}"
-    if said := findings.cost_line(point.cost):
-        yield f"cost {said}"
+    if cost := findings.cost_line(point.cost):
+        yield f"cost {cost}"
     if point.closure:
         yield findings.closure_line(point.closure)
 
@@ -106,8 +106,8 @@ def _contended(quality: Quality, crossed_in: str) -> Lines:
     if not quality.contended_blocks or not crossed_in:
         return Lines(items=())
     many, where = text.count(quality.contended_blocks, "compute block"), text.headline(crossed_in)
-    said = f"Contended: {many}; the steps near them are crossed in {where}."
-    return Lines(items=(Line(text=said, link=(where, crossed_in)),), look="note")
+    sentence = f"Contended: {many}; the steps near them are crossed in {where}."
+    return Lines(items=(Line(text=sentence, link=(where, crossed_in)),), look="note")
 
 
 STEPS = "steps as they ran"
@@ -143,12 +143,12 @@ def document(
 
 def _unreal(run: RunInfo) -> str:
     """What the badge means."""
-    said = []
+    sentences = []
     if run.simulated:
-        said.append("all times are those of a model of the device and its links.")
+        sentences.append("all times are those of a model of the device and its links.")
     if run.synthetic:
-        said.append("compute is sleeps; parameters and traffic are real.")
-    return " ".join(said)
+        sentences.append("compute is sleeps; parameters and traffic are real.")
+    return " ".join(sentences)
 
 
 def _sections(
@@ -159,13 +159,13 @@ def _sections(
     machines: Sequence[MachineGroup],
 ) -> Iterator[Section]:
     """In the order of the page. What another renderer has elsewhere stands here twice, and is built once."""
-    held = _conditions(analysis, plan)
+    condition_lines = _conditions(analysis, plan)
     failed = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
     trials = lines(*failed, look="warnings")
     verdicts = tuple(_findings(analysis))
     ran = _histories(analysis, histories)
 
-    yield Section(title="", blocks=(held,), on=TERMINAL)
+    yield Section(title="", blocks=(condition_lines,), on=TERMINAL)
     notice = lines(*failed, *analysis.quality.warnings, look="warnings")
     yield Section(title="", blocks=(notice,), on=MARKDOWN)
     yield Section(title=TRIALS, blocks=(trials,), on=PAGE)
@@ -187,7 +187,7 @@ def _sections(
     yield from map(traces.section, analysis.trace or ())
     yield from _roofline(analysis.roofline)
     yield Section(title=STEPS, blocks=ran, on=PAGE)
-    yield Section(title="conditions", blocks=(held,), on=PAGE | MARKDOWN, folded_on=MARKDOWN)
+    yield Section(title="conditions", blocks=(condition_lines,), on=PAGE | MARKDOWN, folded_on=MARKDOWN)
     machine = machine_table(machines, plan)
     yield Section(title="machine and environment", blocks=(machine,) if machine else (), on=PAGE)
     yield from sections(analysis, crossed_in=STEPS if ran else "")
@@ -197,15 +197,15 @@ def _sections(
 
 def _conditions(analysis: Analysis, plan: Plan) -> Lines:
     """What the numbers are valid for; what is not real stands out."""
-    found = tuple(
+    rows = tuple(
         Line(
             name=name,
-            text=said,
-            tone="caution" if name.isupper() or "SYNTHETIC" in said or "SIMULATED" in said else "",
+            text=condition,
+            tone="caution" if name.isupper() or "SYNTHETIC" in condition or "SIMULATED" in condition else "",
         )
-        for name, said in conditions(analysis.run, plan)
+        for name, condition in conditions(analysis.run, plan)
     )
-    return Lines(items=found, look="conditions")
+    return Lines(items=rows, look="conditions")
 
 
 def _cases(analysis: Analysis) -> Iterator[Section]:

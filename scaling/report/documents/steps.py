@@ -74,8 +74,8 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
         yield Line(name="memory", text=findings.memory_line(point.memory, analysis.run.device))
     if analysis.roofline is not None and point.mfu is not None:
         yield Line(name="utilisation", text=findings.use_line(point.mfu, point.hfu, analysis.roofline))
-    if said := findings.cost_line(point.cost):
-        yield Line(name="cost", text=said)
+    if cost := findings.cost_line(point.cost):
+        yield Line(name="cost", text=cost)
     if point.overhead.probe_over_plain is not None:
         yield Line(name="probe's cost", text=findings.overhead_line(point.overhead))
     if point.closure is not None:
@@ -110,7 +110,7 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
     """What a step sends, and where its buckets lie on the link's curve."""
     with_comm = {p.world_size: p.comm for p in analysis.points if p.comm}
     source = plan.spec.topology.link.source
-    said = [f"{text.ranks(n)}: {findings.comm_line(comm, source)}" for n, comm in with_comm.items()]
+    sentences = [f"{text.ranks(n)}: {findings.comm_line(comm, source)}" for n, comm in with_comm.items()]
     largest = with_comm[max(with_comm)] if with_comm else None
     curves = []
     for level in analysis.fabric.levels:
@@ -120,7 +120,7 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
         curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
     kinds = [table for n, comm in with_comm.items() for table in _by_kind(comm, n)]
     return (
-        lines(*said, *map(plain, analysis.fabric.others), *nccl_lines(analysis.fabric.nccl)),
+        lines(*sentences, *map(plain, analysis.fabric.others), *nccl_lines(analysis.fabric.nccl)),
         *kinds,
         *curves,
     )
@@ -143,14 +143,14 @@ def _by_kind(comm: Comm, world_size: int) -> list[Table]:
     )
     rows = tuple(
         (
-            one.kind,
-            one.phase,
-            f"{one.ranks} ({one.communicator})",
-            str(one.calls),
-            format_bytes(one.bytes),
-            *(text.cell(v) for v in (one.transfer_ms, one.exposed_transfer_ms, one.exposed_skew_ms)),
-            text.cell(one.busbw_gbit_s),
+            row.kind,
+            row.phase,
+            f"{row.ranks} ({row.communicator})",
+            str(row.calls),
+            format_bytes(row.bytes),
+            *(text.cell(v) for v in (row.transfer_ms, row.exposed_transfer_ms, row.exposed_skew_ms)),
+            text.cell(row.busbw_gbit_s),
         )
-        for one in comm.collectives
+        for row in comm.collectives
     )
     return [Table(columns=columns, rows=rows, label=f"Collectives of a step at {text.ranks(world_size)}")]

@@ -17,9 +17,9 @@ RANKS_SHOWN = 64
 
 def section(traced: Traced) -> Section:
     """The tables of one job's traces."""
-    said = lines(*_lines(traced))
+    prose = lines(*_lines(traced))
     kinds = (_kind_table(traced),) if len(traced.kinds) > 1 else ()
-    on_page = (_rank_table(traced), *kinds, _collective_table(traced), said)
+    on_page = (_rank_table(traced), *kinds, _collective_table(traced), prose)
     return Section(title=_title(traced), blocks=on_page, on=TERMINAL | PAGE)
 
 

@@ -59,9 +59,9 @@ def bar(y: Sequence[Any], x: Sequence[Any], key: str, inside: list[str]) -> Json
     name = key.replace("_", "-")
     marker: Json = {"color": f"${name}", "line": {"color": "$bg", "width": 1}}
     marker["pattern"] = hatch(PATTERNS[key])
-    found: Json = {"type": "bar", "orientation": "h", "y": y, "x": x, "marker": marker, "text": inside}
-    found |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    return found | {"insidetextfont": {"color": f"$on-{name}", "size": 11}}
+    trace: Json = {"type": "bar", "orientation": "h", "y": y, "x": x, "marker": marker, "text": inside}
+    trace |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    return trace | {"insidetextfont": {"color": f"$on-{name}", "size": 11}}
 
 
 def hatch(shape: str) -> Json:
@@ -88,9 +88,9 @@ def whiskers(values: Sequence[Measured], hue: str, scale: float = 1.0) -> Json:
     }
 
 
-def note(x: float, y: float | str, said: str, **place: Any) -> Json:
-    found = {"x": x, "y": y, "yref": "y", "xanchor": "left", "text": said, "showarrow": False}
-    return found | place
+def note(x: float, y: float | str, label: str, **place: Any) -> Json:
+    annotation = {"x": x, "y": y, "yref": "y", "xanchor": "left", "text": label, "showarrow": False}
+    return annotation | place
 
 
 def layout(x: str, y: str | None) -> Json:

@@ -36,33 +36,33 @@ def latency_by_batch(rows: Sequence[InferenceCase]) -> Plot | None:
 
 
 def _over_batch(
-    rows: Sequence[Case], of: Callable[[Case], Measured | None], axis: str, caption: str
+    rows: Sequence[Case], metric: Callable[[Case], Measured | None], axis: str, caption: str
 ) -> Plot | None:
     largest = max((r.world_size for r in rows), default=0)
     series: dict[str, list[tuple[Case, Measured]]] = {}
     for row in rows:
-        value = of(row)
+        value = metric(row)
         if value is not None and value.tells and row.world_size == largest:
             series.setdefault(cases.setting(row), []).append((row, value))
-    series = {name: sorted(found, key=lambda p: p[0].batch) for name, found in series.items()}
-    batches = sorted({row.batch for found in series.values() for row, _ in found})
+    series = {name: sorted(points, key=lambda p: p[0].batch) for name, points in series.items()}
+    batches = sorted({row.batch for points in series.values() for row, _ in points})
     if len(batches) < 2:
         return None
     styles = zip(cycle(HUES), cycle(DASHES), cycle(SYMBOLS), strict=False)
     data: list[Json] = []
-    for (name, found), (hue, dash, symbol) in zip(series.items(), styles, strict=False):
-        data.append(_batches(name, found, hue, dash, symbol))
+    for (name, points), (hue, dash, symbol) in zip(series.items(), styles, strict=False):
+        data.append(_batches(name, points, hue, dash, symbol))
     shape = layout("batch a rank (log scale)", axis)
     shape["xaxis"] |= {"type": "log", "tickvals": batches, "ticktext": [str(b) for b in batches]}
     shape["yaxis"]["rangemode"] = "tozero"
     shape["showlegend"] = len(series) > 1
-    said = "; ".join(
-        f"{name}: " + ", ".join(f"batch {row.batch} {text.quantity(value)}" for row, value in found)
-        for name, found in series.items()
+    description = "; ".join(
+        f"{name}: " + ", ".join(f"batch {row.batch} {text.quantity(value)}" for row, value in points)
+        for name, points in series.items()
     )
     return Plot(
         name=slug(axis.partition(" (")[0]),
-        label=f"{axis} against batch at {text.ranks(largest)}: {said}",
+        label=f"{axis} against batch at {text.ranks(largest)}: {description}",
         caption=f"{text.ranks(largest)}. {caption}",
         height_px=340,
         data=data,
@@ -70,18 +70,18 @@ def _over_batch(
     )
 
 
-def _batches(name: str, found: Sequence[tuple[Case, Measured]], hue: str, dash: str, symbol: str) -> Json:
-    values = [value for _, value in found]
-    trace = line([row.batch for row, _ in found], [v.value for v in values], hue, dash)
-    rings = ["$fg" if row.knee else hue for row, _ in found]
-    widths = [3 if row.knee else 0 for row, _ in found]
+def _batches(name: str, points: Sequence[tuple[Case, Measured]], hue: str, dash: str, symbol: str) -> Json:
+    values = [value for _, value in points]
+    trace = line([row.batch for row, _ in points], [v.value for v in values], hue, dash)
+    rings = ["$fg" if row.knee else hue for row, _ in points]
+    widths = [3 if row.knee else 0 for row, _ in points]
     trace |= {"mode": "lines+markers", "name": safe(name)}
     trace |= {
         "marker": {"size": 10, "symbol": symbol, "color": hue, "line": {"color": rings, "width": widths}}
     }
     trace |= {"error_y": whiskers(values, hue)}
-    said = [f"batch {row.batch}: {text.quantity(value)}" for row, value in found]
-    return trace | {"text": said, "hovertemplate": "%{text}<extra>" + safe(name) + "</extra>"}
+    hover = [f"batch {row.batch}: {text.quantity(value)}" for row, value in points]
+    return trace | {"text": hover, "hovertemplate": "%{text}<extra>" + safe(name) + "</extra>"}
 
 
 def fabric(level: FabricLevel, bucket_bytes: Iterable[int]) -> Plot | None:
@@ -91,17 +91,17 @@ def fabric(level: FabricLevel, bucket_bytes: Iterable[int]) -> Plot | None:
         return None
     data = []
     for index, collective in enumerate(dict.fromkeys(c.collective for c in curve)):
-        found = [c for c in curve if c.collective == collective]
-        busbw = [c.busbw_gbit_s for c in found]
-        trace = line([c.bytes for c in found], [m.value for m in busbw], "$accent", "solid")
+        points = [c for c in curve if c.collective == collective]
+        busbw = [c.busbw_gbit_s for c in points]
+        trace = line([c.bytes for c in points], [m.value for m in busbw], "$accent", "solid")
         trace |= {
             "mode": "markers",
             "name": f"{safe(collective)} measured",
             "error_y": whiskers(busbw, "$accent"),
         }
         trace |= {"marker": {"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": "$accent"}}
-        said = [f"{format_bytes(c.bytes)}: {text.quantity(c.busbw_gbit_s, 'Gbit/s')}" for c in found]
-        data.append(trace | {"text": said, "hovertemplate": "%{text}<extra></extra>"})
+        hover = [f"{format_bytes(c.bytes)}: {text.quantity(c.busbw_gbit_s, 'Gbit/s')}" for c in points]
+        data.append(trace | {"text": hover, "hovertemplate": "%{text}<extra></extra>"})
     sizes = [c.bytes for c in curve]
     buckets = sorted(set(bucket_bytes))
     low, high = min([*sizes, *buckets]), max([*sizes, *buckets])
@@ -149,24 +149,24 @@ def _fit(level: FabricLevel, low: int, high: int) -> list[Json]:
     return [line(sizes, busbw, "$second", "dash") | {"name": "alpha-beta fit", "hoverinfo": "skip"}]
 
 
-def spread(found: RankSpread) -> Plot:
+def spread(steps: RankSpread) -> Plot:
     """How many ranks have which own step."""
-    edges = found.edges_ms
+    edges = steps.edges_ms
     middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
-    said = [
+    hover = [
         f"{text.number(low)} to {text.number(high)} ms: {text.count(many, 'rank')}"
-        for low, high, many in zip(edges, edges[1:], found.counts, strict=False)
+        for low, high, many in zip(edges, edges[1:], steps.counts, strict=False)
     ]
-    bars: Json = {"type": "bar", "x": middles, "y": [many or None for many in found.counts]}
+    bars: Json = {"type": "bar", "x": middles, "y": [many or None for many in steps.counts]}
     bars |= {"width": [edges[1] - edges[0]] * len(middles), "marker": {"color": "$accent"}}
-    bars |= {"customdata": said, "hovertemplate": "%{customdata}<extra></extra>"}
+    bars |= {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
     drawn = layout("own step (ms)", "ranks (log scale)")
     drawn["yaxis"] |= {"type": "log", "dtick": 1}
     drawn["bargap"] = 0
     return Plot(
-        name=slug("ranks", found.world_size),
-        label=f"Own steps of {text.ranks(found.world_size)}: {text.number(found.least_ms)} to "
-        f"{text.number(found.most_ms)} ms, median {text.number(found.median_ms)} ms",
+        name=slug("ranks", steps.world_size),
+        label=f"Own steps of {text.ranks(steps.world_size)}: {text.number(steps.least_ms)} to "
+        f"{text.number(steps.most_ms)} ms, median {text.number(steps.median_ms)} ms",
         caption="Without DDP, while every rank is at work; the mean of each rank over the rounds.",
         height_px=260,
         data=[bars],

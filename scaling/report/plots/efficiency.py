@@ -78,18 +78,18 @@ def scaling_curve(series: Sequence[tuple[str, Sequence[Point]]]) -> Plot | None:
 def _curve(name: str, points: Sequence[Point], index: int, *, many: int) -> list[Json]:
     hue = HUES[index % len(HUES)]
     sure = [(p.world_size, p.efficiency) for p in points if p.efficiency is not None]
-    found = line([n for n, _ in sure], [100 * m.value for _, m in sure], hue, DASHES[index % len(DASHES)])
+    trace = line([n for n, _ in sure], [100 * m.value for _, m in sure], hue, DASHES[index % len(DASHES)])
     # One rank is at 100 % by definition, so it gets no label. Many labels would cover each other.
     named = {n for n, _ in sure if n > 1} if len(sure) <= LABELS else {sure[-1][0]}
-    said = [text.percent(m) if n in named else "" for n, m in sure]
-    found |= {"mode": "lines+markers+text" if many == 1 else "lines+markers", "name": safe(name)}
-    found |= {"marker": {"size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": hue}}
-    found |= {"text": said, "textposition": "bottom center", "cliponaxis": False, "showlegend": many > 1}
+    labels = [text.percent(m) if n in named else "" for n, m in sure]
+    trace |= {"mode": "lines+markers+text" if many == 1 else "lines+markers", "name": safe(name)}
+    trace |= {"marker": {"size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)], "color": hue}}
+    trace |= {"text": labels, "textposition": "bottom center", "cliponaxis": False, "showlegend": many > 1}
     shown = [f"{text.ranks(n)}: {text.percent(m)}" for n, m in sure]
-    found |= {"customdata": shown, "hovertemplate": "%{customdata}<extra>" + safe(name) + "</extra>"}
+    trace |= {"customdata": shown, "hovertemplate": "%{customdata}<extra>" + safe(name) + "</extra>"}
     if many > BANDS:
-        return [found | {"error_y": whiskers([m for _, m in sure], hue, 100)}]
-    return [_band(sure, hue), found]
+        return [trace | {"error_y": whiskers([m for _, m in sure], hue, 100)}]
+    return [_band(sure, hue), trace]
 
 
 def _band(sure: Sequence[tuple[int, Measured]], hue: str) -> Json:
@@ -109,7 +109,7 @@ ticks."""
 class _Row:
     name: str
     length: float
-    said: str
+    label: str
     hue: str
     pattern: str = ""
     start: float = 0.0
@@ -148,7 +148,7 @@ def _row(fall: Fall) -> _Row:
         name=fall.name,
         start=min(begin, end),
         length=abs(end - begin),
-        said=text.percent(fall.value),
+        label=text.percent(fall.value),
         hue=hue,
         pattern="/" if fall.cause == "unexplained" else pattern,
         end=interval if _sure(fall.value) else None,
@@ -161,7 +161,7 @@ def differences(causes: Sequence[tuple[str, Measured]], world_size: int) -> Plot
         _Row(
             name=text.cause_name(cause),
             length=value.value,
-            said=text.signed(text.quantity(value, "ms")),
+            label=text.signed(text.quantity(value, "ms")),
             hue="$loss" if value.value >= 0 else "$gain",
             pattern="" if value.value >= 0 else ".",
             end=(low(value), high(value)) if _sure(value) else None,
@@ -186,12 +186,12 @@ def _bars(name: str, what: str, rows: Sequence[_Row], unit: str, axis: Json, cap
     drawn["barmode"] = "overlay"
     drawn["xaxis"] |= axis
     drawn["yaxis"] |= {"autorange": "reversed", "showgrid": False}
-    drawn["annotations"] = [note(1, r.name, r.said, xref="paper", yanchor="middle", xshift=8) for r in rows]
+    drawn["annotations"] = [note(1, r.name, r.label, xref="paper", yanchor="middle", xshift=8) for r in rows]
     character_px = 6.9
-    drawn["margin"]["r"] = 16 + round(character_px * max(len(r.said) for r in rows))
+    drawn["margin"]["r"] = 16 + round(character_px * max(len(r.label) for r in rows))
     return Plot(
         name=name,
-        label=f"{what}: " + ", ".join(f"{r.name} {r.said}" for r in rows),
+        label=f"{what}: " + ", ".join(f"{r.name} {r.label}" for r in rows),
         caption=caption,
         height_px=AROUND_PX + 27 * len(rows),
         data=[*map(_bar, rows), *([_ends(rows)] if any(r.end for r in rows) else [])],
@@ -202,16 +202,16 @@ def _bars(name: str, what: str, rows: Sequence[_Row], unit: str, axis: Json, cap
 def _bar(row: _Row) -> Json:
     bar: Json = {"type": "bar", "orientation": "h", "y": [row.name], "x": [row.length], "base": [row.start]}
     bar["marker"] = {"color": row.hue, "pattern": hatch(row.pattern)}
-    return bar | {"customdata": [row.said], "hovertemplate": "%{y}: %{customdata}<extra></extra>"}
+    return bar | {"customdata": [row.label], "hovertemplate": "%{y}: %{customdata}<extra></extra>"}
 
 
 def _ends(rows: Sequence[_Row]) -> Json:
     """The intervals of where the bars end."""
-    known = [(row.name, *row.end) for row in rows if row.end]
-    middle = [(first + last) / 2 for _, first, last in known]
-    half = [(last - first) / 2 for _, first, last in known]
+    ends = [(row.name, *row.end) for row in rows if row.end]
+    middle = [(first + last) / 2 for _, first, last in ends]
+    half = [(last - first) / 2 for _, first, last in ends]
     error = {"type": "data", "array": half, "color": "$fg", "thickness": 1, "width": 3}
-    marks: Json = {"type": "scatter", "mode": "markers", "x": middle, "y": [name for name, *_ in known]}
+    marks: Json = {"type": "scatter", "mode": "markers", "x": middle, "y": [name for name, *_ in ends]}
     return marks | {
         "error_x": error,
         "marker": {"size": 1, "color": "$fg"},

@@ -23,25 +23,25 @@ _LANE = 0.84
 
 def parts(rows: Sequence[tuple[str, StepParts]], *, traced: bool = False) -> Plot | None:
     """The parts of a step, stacked, one bar a row; `traced`: by a profiler."""
-    found = [(name, dict(text.parts_of(row))) for name, row in rows]
-    found = [(name, row) for name, row in found if row]
-    if not found:
+    named_parts = [(name, dict(text.parts_of(row))) for name, row in rows]
+    named_parts = [(name, row) for name, row in named_parts if row]
+    if not named_parts:
         return None
-    names = [safe(name) for name, _ in found]
-    legend = tuple((k, label) for k, label in text.PARTS.items() if any(k in row for _, row in found))
+    names = [safe(name) for name, _ in named_parts]
+    legend = tuple((k, label) for k, label in text.PARTS.items() if any(k in row for _, row in named_parts))
     data = []
     for key, label in legend:
-        ms = [row.get(key) for _, row in found]
+        ms = [row.get(key) for _, row in named_parts]
         stack = bar(names, [m.value if m else None for m in ms], key, [text.value_of(m) for m in ms])
         stack |= {"customdata": [text.quantity(m, "ms") for m in ms]}
         data.append(stack | {"hovertemplate": f"{label}: %{{customdata}}<extra>%{{y}}</extra>"})
-    data += _ends(names, [row for _, row in found])
+    data += _ends(names, [row for _, row in named_parts])
     drawn = layout("ms of a step", None)
     drawn["yaxis"] |= {"autorange": "reversed", "showgrid": False}
     drawn |= {"barmode": "stack", "uniformtext": {"minsize": 10, "mode": "hide"}}
     described = (
         f"{name}: " + ", ".join(f"{text.PARTS[k]} {text.quantity(v, 'ms')}" for k, v in row.items())
-        for name, row in found
+        for name, row in named_parts
     )
     return Plot(
         name="parts",
@@ -49,7 +49,7 @@ def parts(rows: Sequence[tuple[str, StepParts]], *, traced: bool = False) -> Plo
         caption=f"Mean over ranks and {'steps, from traces' if traced else 'rounds, measured with the probe'}. "
         "Numbers inside the bars are ms; a thin line is "
         "the 95 % interval of the part that ends there.",
-        height_px=60 + 44 * len(found),
+        height_px=60 + 44 * len(named_parts),
         data=data,
         layout=drawn,
         legend=legend,
@@ -144,8 +144,8 @@ def _spans(spans: Sequence[Span], key: str, place: dict[tuple[int, str], float])
     inside = [safe(text.PARTS.get(s.name, s.name)) for s in spans]
     bars = bar(y, [s.end_ms - s.begin_ms for s in spans], key, inside)
     bars |= {"base": [s.begin_ms for s in spans], "width": [_LANE / many for _, many in rows]}
-    said = [f"{name}, {_span_text(s)}" for name, s in zip(inside, spans, strict=True)]
-    return bars | {"customdata": said, "hovertemplate": "%{customdata}<extra></extra>"}
+    hover = [f"{name}, {_span_text(s)}" for name, s in zip(inside, spans, strict=True)]
+    return bars | {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
 
 
 def _span_text(span: Span) -> str:

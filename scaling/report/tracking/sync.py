@@ -75,7 +75,7 @@ def write(folder: RunFolder, document: dict[str, Any], *, bound_s: float = WRITE
     W&B runs of the user.
     """
     current, before = folder.wandb / "wandb", folder.wandb / ".wandb-before"
-    ids = [one["id"] for one in document["runs"]]
+    ids = [record["id"] for record in document["runs"]]
     data = f"scaling-{ids[-1]}" if ids else ""
     shutil.rmtree(before, ignore_errors=True)
     _move(_ours(current, ids, data), before)
@@ -153,7 +153,7 @@ def _run_module(
     """
     # W&B's service may still write after its parent was killed.
     scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with tempfile.TemporaryFile("w+", errors="replace") as output, scratch as own:
+    with tempfile.TemporaryFile("w+", errors="replace") as output, scratch as scratch_folder:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", *arguments],
@@ -161,18 +161,19 @@ def _run_module(
                 text=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=_environment(folder.wandb.resolve(), own, data),
+                env=_environment(folder.wandb.resolve(), scratch_folder, data),
                 timeout=bound_s,
-                cwd=own,  # W&B would ask wandb/settings of the working directory, which may be a run's, for the server
+                # W&B would ask wandb/settings of the working directory, which may be a run's, for the server.
+                cwd=scratch_folder,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise ScalingError(f"not done within {bound_s:g} s") from error
         output.seek(0)
-        said = output.read()
+        printed = output.read()
     if check and done.returncode:
-        raise ScalingError(_reason(said))
-    return said
+        raise ScalingError(_reason(printed))
+    return printed
 
 
 def _environment(root: Path, scratch: str, data: str) -> dict[str, str]:
@@ -194,8 +195,8 @@ def _reason(output: str) -> str:
     """The line of a program's output that best explains the failure: the first error, else the last line."""
     lines = [line.removeprefix("wandb:").strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error") and "error logs at" not in line]
-    said = errors[0] if errors else [*lines, "no message"][max(len(lines) - 1, 0)]
-    return said.removeprefix("ERROR").removeprefix("Error:").strip()[:LINE_MAX]
+    reason = errors[0] if errors else [*lines, "no message"][max(len(lines) - 1, 0)]
+    return reason.removeprefix("ERROR").removeprefix("Error:").strip()[:LINE_MAX]
 
 
 def _uploaded(run: Path) -> bool:
@@ -210,43 +211,45 @@ def _replay(document: dict[str, Any]) -> None:
     """Log a document through W&B's SDK: one process, and one service of W&B's, for all its runs."""
     import wandb  # noqa: PLC0415  a third of a second, and only this process needs it
 
-    known: dict[str, Any] = {k: v for k, v in QUIET.items() if k in wandb.Settings.model_fields}
-    for one in document["runs"]:
-        own = {"git_commit": document.get("commit") or None, "sweep_id": one.get("sweep")}
+    quiet: dict[str, Any] = {k: v for k, v in QUIET.items() if k in wandb.Settings.model_fields}
+    for record in document["runs"]:
+        run_settings = {"git_commit": document.get("commit") or None, "sweep_id": record.get("sweep")}
         run = wandb.init(
             **document["init"],
             mode="offline",
-            id=one["id"],
-            name=one["name"],
-            config=one["config"],
-            settings=wandb.Settings(**known, **{k: v for k, v in own.items() if v}),
+            id=record["id"],
+            name=record["name"],
+            config=record["config"],
+            settings=wandb.Settings(**quiet, **{k: v for k, v in run_settings.items() if v}),
         )
-        _log(run, one)
-        run.finish(exit_code=0 if one["summary"].get("status", "done") == "done" else 1)
+        _log(run, record)
+        run.finish(exit_code=0 if record["summary"].get("status", "done") == "done" else 1)
 
 
-def _log(run: Any, one: dict[str, Any]) -> None:
+def _log(run: Any, record: dict[str, Any]) -> None:
     """One run: history on its own axis, tables and charts, files, alerts, and the figures of its summary."""
     import wandb  # noqa: PLC0415
 
-    run.define_metric(one["x"], hidden=True, summary="none")
-    for name in sorted({name for row in one["history"] for name in row} - {one["x"]}):
-        run.define_metric(name, step_metric=one["x"], summary="none")
-    for row in one["history"]:
+    run.define_metric(record["x"], hidden=True, summary="none")
+    for name in sorted({name for row in record["history"] for name in row} - {record["x"]}):
+        run.define_metric(name, step_metric=record["x"], summary="none")
+    for row in record["history"]:
         run.log(row)
-    media = {k: wandb.Table(columns=t["columns"], data=t["rows"]) for k, t in one.get("tables", {}).items()}
-    media |= {k: _CHARTS[chart["kind"]](chart) for k, chart in one.get("charts", {}).items()}
+    media = {
+        k: wandb.Table(columns=t["columns"], data=t["rows"]) for k, t in record.get("tables", {}).items()
+    }
+    media |= {k: _CHARTS[chart["kind"]](chart) for k, chart in record.get("charts", {}).items()}
     if media:
         run.log(media)
-    if "artifact" in one:
-        about = one["artifact"]
+    if "artifact" in record:
+        about = record["artifact"]
         artifact = wandb.Artifact(about["name"], type=about["type"], metadata=about["metadata"])
         for name, path in about["files"].items():
             artifact.add_file(path, name=name)
         run.log_artifact(artifact)
-    for alert in one.get("alerts", ()):
+    for alert in record.get("alerts", ()):
         run.alert(**alert)
-    run.summary.update(one["summary"])
+    run.summary.update(record["summary"])
 
 
 def _line_chart(chart: dict[str, Any]) -> Any:

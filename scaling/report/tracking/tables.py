@@ -77,7 +77,7 @@ def numbers(point: Point | None) -> Json:
 def tables(analysis: Analysis) -> Json:
     """Every table that has rows."""
     rows = [numbers(p) for p in analysis.points]
-    found = {
+    by_name = {
         "efficiency_by_world_size": _table(rows, ("world_size", "hosts", "status", *EFFICIENCY, *STEP)),
         "parts_by_world_size": _table(rows, ("world_size", *PARTS_COLUMNS)),
         "loss_waterfall": _table([row for p in analysis.points for row in waterfall_rows(p)]),
@@ -90,12 +90,12 @@ def tables(analysis: Analysis) -> Json:
         "strategies": _table(
             [
                 spread(
-                    {"strategy": one.parallel.strategy}
+                    {"strategy": strategy.parallel.strategy}
                     | numbers(p)
-                    | named("against_first_{}", at(p.world_size, one.against_first))
+                    | named("against_first_{}", at(p.world_size, strategy.against_first))
                 )
-                for one in analysis.strategies
-                for p in one.points
+                for strategy in analysis.strategies
+                for p in strategy.points
             ]
         ),
         "training": _table([_case_row(analysis, r) for r in analysis.training]),
@@ -103,17 +103,17 @@ def tables(analysis: Analysis) -> Json:
         "verdicts": _table([_verdict_row(v) for v in analysis.verdicts]),
         "trials": _table([spread(named("{}", t)) for t in analysis.trials]),
     }
-    return {k: v for k, v in found.items() if v["rows"]}
+    return {k: v for k, v in by_name.items() if v["rows"]}
 
 
 def comparison_tables(comparisons: Sequence[Comparison]) -> Json:
     """Tables with a row a pair of runs and world size, case, or setting that differs."""
-    found = {
-        "comparison": _table([row for one in comparisons for row in _comparison_rows(one)]),
-        "cases": _table([row for one in comparisons for row in _compared_case_rows(one)]),
-        "settings": _table([row for one in comparisons for row in _setting_rows(one)]),
+    by_name = {
+        "comparison": _table([row for pair in comparisons for row in _comparison_rows(pair)]),
+        "cases": _table([row for pair in comparisons for row in _compared_case_rows(pair)]),
+        "settings": _table([row for pair in comparisons for row in _setting_rows(pair)]),
     }
-    return {k: v for k, v in found.items() if v["rows"]}
+    return {k: v for k, v in by_name.items() if v["rows"]}
 
 
 def _table(rows: Sequence[Json], columns: Sequence[str] = ()) -> Json:
@@ -148,23 +148,23 @@ def _host_row(host: HostSpeed) -> Json:
     return spread(named("{}", host) | told)
 
 
-def _rank_rows(found: RankSpread | None) -> list[Json]:
+def _rank_rows(steps: RankSpread | None) -> list[Json]:
     """How many ranks have which own step."""
-    if found is None:
+    if steps is None:
         return []
-    edges = found.edges_ms
+    edges = steps.edges_ms
     return [
         {"own_step_ms_from": low, "own_step_ms_to": high, "ranks": many}
-        for low, high, many in zip(edges, edges[1:], found.counts, strict=False)
+        for low, high, many in zip(edges, edges[1:], steps.counts, strict=False)
     ]
 
 
-def _slowest_rows(found: RankSpread | None) -> list[Json]:
+def _slowest_rows(steps: RankSpread | None) -> list[Json]:
     """The slowest ranks, host by host."""
     return [
         {"host": host.host, "hostname": host.hostname, "host_ratio": host.ratio}
         | spread(named("{}", step) | {"slow": int(step.slow)})
-        for host in (found.hosts if found else ())
+        for host in (steps.hosts if steps else ())
         for step in host.slowest
     ]
 
@@ -224,26 +224,26 @@ def charts(analysis: Analysis) -> Json:
     """Every chart that has something to draw."""
     rows = [numbers(p) for p in analysis.points]
     fallen = [p for p in analysis.points if p.loss is not None]
-    found = {
+    by_name = {
         "efficiency_chart": _lines("Scaling efficiency, with its 95 % interval", rows, EFFICIENCY),
         "parts_chart": _lines("Where a step goes, ms", rows, PARTS_COLUMNS),
         "loss_chart": _lines("Lost efficiency by cause", rows, LOSS_COLUMNS),
         "fabric_chart": _fabric_chart(analysis.fabric),
         "throughput_chart": _case_chart((*analysis.inference, *analysis.training)),
     }
-    found = {k: v for k, v in found.items() if v["series"]}
+    by_name = {k: v for k, v in by_name.items() if v["series"]}
     if fallen:
-        found["waterfall_chart"] = _bars(max(fallen, key=lambda p: p.world_size))
-    return found
+        by_name["waterfall_chart"] = _bars(max(fallen, key=lambda p: p.world_size))
+    return by_name
 
 
 def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
     """The ratios over world sizes, a line a run."""
     series: dict[str, list[tuple[float, float]]] = {}
-    for one in comparisons:
-        _, other = side_by_side.run_names(one)
-        found = [(float(p.world_size), p.ratio.value) for p in one.points if p.ratio and p.ratio.tells]
-        series |= {other: found} if found else {}
+    for pair in comparisons:
+        _, other = side_by_side.run_names(pair)
+        ratios = [(float(p.world_size), p.ratio.value) for p in pair.points if p.ratio and p.ratio.tells]
+        series |= {other: ratios} if ratios else {}
     chart = {"kind": "line", "title": "Throughput over the base", "x": "world_size", "series": series}
     return {"ratio_chart": chart} if series else {}
 

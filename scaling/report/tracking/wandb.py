@@ -60,9 +60,9 @@ def of_run(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:
     spec = files.encode(plan.spec)
     del spec["tracking"], spec["world_sizes"], spec["batch_per_rank"], spec["global_batch"]
     spec["env"] = {k: v for k, v in spec["env"].items() if not is_secret(k)}
-    found = environment.facts if environment else {}
-    spec["versions"] = {"scaling": plan.version} | {name: found.get(name) for name in VERSIONS}
-    spec["machine"] = {name: found.get(name) for name in ("hostname", *MACHINE, "device_memory_bytes")}
+    facts = environment.facts if environment else {}
+    spec["versions"] = {"scaling": plan.version} | {name: facts.get(name) for name in VERSIONS}
+    spec["machine"] = {name: facts.get(name) for name in ("hostname", *MACHINE, "device_memory_bytes")}
     spec["git"] = {"commit": plan.commit or None}
     flat = {k.removesuffix(".name"): v for k, v in _dotted(spec)}
     return flat | {"run": plan.id, "device": run.device, "backend": run.backend, "launches": run.launches}
@@ -71,10 +71,10 @@ def of_run(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:
 def of_trial(plan: Plan, trial: Trial) -> Json:
     """What only one world size has."""
     spec = plan.spec
-    found: Json = {"world_size": trial.world_size, "hosts": trial.hosts}
+    config: Json = {"world_size": trial.world_size, "hosts": trial.hosts}
     if not spec.kind.by_cases or (batches(spec) == (trial.batch,) and not spec.batch_max):
-        found["batch_per_rank"] = trial.batch  # a run by cases has one only where all cases have the same
-    return found | ({"global_batch": spec.global_batch} if spec.mode == "strong" else {})
+        config["batch_per_rank"] = trial.batch  # a run by cases has one only where all cases have the same
+    return config | ({"global_batch": spec.global_batch} if spec.mode == "strong" else {})
 
 
 def _dotted(tree: Json, prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -103,12 +103,12 @@ def alerts(analysis: Analysis) -> Iterator[Alert]:
 
 def regressions(comparisons: Sequence[Comparison]) -> Iterator[Alert]:
     """An alert for each run that is slower than the base. A difference within the noise raises none."""
-    for one in comparisons:
-        found = list(_slower(one)) if one.comparable else []
-        if found:
-            base, other = side_by_side.run_names(one)
-            said = f"Throughput of {other} over {base}: {'; '.join(found)}."
-            yield _alert("Slower than before", one.other, said, "WARN")
+    for pair in comparisons:
+        slowdowns = list(_slower(pair)) if pair.comparable else []
+        if slowdowns:
+            base, other = side_by_side.run_names(pair)
+            message = f"Throughput of {other} over {base}: {'; '.join(slowdowns)}."
+            yield _alert("Slower than before", pair.other, message, "WARN")
 
 
 def _slower(comparison: Comparison) -> Iterator[str]:
@@ -122,9 +122,9 @@ def _slower(comparison: Comparison) -> Iterator[str]:
             yield f"{text.quantity(case.ratio)} at {where}"
 
 
-def _alert(what: str, run: RunInfo, said: str, level: str) -> Alert:
+def _alert(what: str, run: RunInfo, message: str, level: str) -> Alert:
     title = plain(f"{what}: {run.model} on {run.topology}")[:TITLE_MAX]
-    return {"title": title, "text": plain(said), "level": level}
+    return {"title": title, "text": plain(message), "level": level}
 
 
 def objective(analysis: Analysis, plan: Plan) -> Measured | None:
@@ -132,8 +132,8 @@ def objective(analysis: Analysis, plan: Plan) -> Measured | None:
     size = plan.ranks
     if plan.spec.kind.by_cases:
         rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
-        found = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
-        return max(found, key=lambda m: m.value, default=None)
+        rates = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
+        return max(rates, key=lambda m: m.value, default=None)
     value: Measured | None = getattr(at(size, analysis.points), plan.spec.tracking.objective, None)
     return value
 
@@ -182,13 +182,13 @@ def _log(folder: RunFolder, plan: Plan, document: Callable[[], Json]) -> str | N
     if mode == "disabled":
         return None
     try:
-        made = document()
-        sync.write(folder, made)
+        content = document()
+        sync.write(folder, content)
     except Exception as error:  # noqa: BLE001  no failure of tracking may cost a measurement
         return f"nothing was logged: {' '.join(str(error).split())}"
     if mode == "online":
         try:
-            sync.sync(folder, ids=[run["id"] for run in made["runs"]], bound_s=ONLINE_BOUND_S)
+            sync.sync(folder, ids=[run["id"] for run in content["runs"]], bound_s=ONLINE_BOUND_S)
         except Exception as error:  # noqa: BLE001  likewise
             return f"{error}; they are kept offline, `scaling sync {folder.path}` tries again"
     return None
@@ -234,24 +234,24 @@ def _document(
 
 def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> Json:
     """One run whose tables have a row a pair of runs and world size, case, or setting that differs."""
-    names = list(dict.fromkeys(name for one in comparisons for name in side_by_side.run_names(one)))
-    said = {
-        "comparable": all(one.comparable for one in comparisons),
-        "reasons": [reason for one in comparisons for reason in one.reasons],
-        "answer": [side_by_side.answer(one) for one in comparisons],
+    names = list(dict.fromkeys(name for pair in comparisons for name in side_by_side.run_names(pair)))
+    summary = {
+        "comparable": all(pair.comparable for pair in comparisons),
+        "reasons": [reason for pair in comparisons for reason in pair.reasons],
+        "answer": [side_by_side.answer(pair) for pair in comparisons],
     }
     run: Json = {
         "id": f"{_stem(plan)}-{_told(comparisons)}-comparison",
         "name": f"comparison of {', '.join(names)}",
-        "config": {"base": plan.id, "others": [one.other.id for one in comparisons]},
+        "config": {"base": plan.id, "others": [pair.other.id for pair in comparisons]},
         "x": "world_size",
         "history": [],
         "tables": comparison_tables(comparisons),
         "charts": comparison_charts(comparisons),
         "alerts": list(regressions(comparisons)) if plan.spec.tracking.alerts else [],
-        "summary": said,
+        "summary": summary,
     }
-    kinds = _unreal([each for one in comparisons for each in (one.base, one.other)])
+    kinds = _unreal([each for pair in comparisons for each in (pair.base, pair.other)])
     return _grouped(folder, plan, [run], _agent(), kinds=kinds)
 
 
@@ -266,7 +266,7 @@ def _stem(plan: Plan) -> str:
 
 def _told(comparisons: Sequence[Comparison]) -> str:
     """A short hash of the compared runs, which does not depend on their order."""
-    ids = sorted(one.other.id for one in comparisons)
+    ids = sorted(pair.other.id for pair in comparisons)
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:TOLD]
 
 
@@ -304,7 +304,7 @@ def _summary(analysis: Analysis, plan: Plan) -> Json:
     quality = {k: v for k, v in named("{}", analysis.quality).items() if k not in ("warnings", "reached")}
     sizes = {f"n{row['world_size']}/{k}": v for row in rows for k, v in row.items()}
     whole = {"duration_s": analysis.run.duration_s, "objective": objective(analysis, plan)}
-    said = {
+    texts = {
         "answer": answer(analysis),
         "warnings": list(analysis.quality.warnings),
         "reached": list(analysis.quality.reached),
@@ -314,7 +314,7 @@ def _summary(analysis: Analysis, plan: Plan) -> Json:
         "history": [{name: row[name] for name in DRAWN if name in row} for row in rows],
         "tables": tables(analysis),
         "charts": charts(analysis),
-        "summary": sizes | spread(quality | whole) | said,
+        "summary": sizes | spread(quality | whole) | texts,
     }
 
 
@@ -361,6 +361,6 @@ def _artifact(folder: RunFolder, plan: Plan, analysis: Analysis, name: str) -> J
 def _files(folder: RunFolder) -> Iterator[Path]:
     """The files of a run, without W&B's own, locks, and what links lead to."""
     root = folder.path.resolve()
-    for path in (path for of in ("*", "*.parquet/*", "launches/*/*") for path in folder.path.glob(of)):
+    for path in (path for glob in ("*", "*.parquet/*", "launches/*/*") for path in folder.path.glob(glob)):
         if path.is_file() and path.resolve() == root / path.relative_to(folder.path) and path.name[0] != ".":
             yield path

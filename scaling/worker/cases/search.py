@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from scaling.records.files import add_line
-from scaling.settings.batch_search import FAILED, FITS, LATE, OOM, Found, Largest, Try
+from scaling.settings.batch_search import FAILED, FITS, LATE, OOM, Largest, Try, VariantSearch
 from scaling.settings.cases import Case
 from scaling.settings.estimate import search_limit_s
 from scaling.worker.accelerator.memory import Limit
@@ -51,7 +51,7 @@ class Search:
             else:
                 self._search(index, found)
 
-    def _first(self, found: Found, *, prove: bool) -> int:
+    def _first(self, found: VariantSearch, *, prove: bool) -> int:
         """The batch that is reported as failing when the model itself does not fit."""
         return found.candidate if prove else found.variant.accumulation_steps
 
@@ -68,7 +68,7 @@ class Search:
         self._limit.begin()
         return True
 
-    def _search(self, index: int, found: Found) -> None:
+    def _search(self, index: int, found: VariantSearch) -> None:
         a_sample_s = 0.0
         while (batch := found.next) is not None:
             if self._late(index, batch, a_sample_s):
@@ -89,7 +89,7 @@ class Search:
         over = a_sample_s > 0 and time.monotonic() + PROVED * batch * a_sample_s > self._end_s
         return bool(self._session.control.agree(f"late/{index}/{batch}", over, lead=self._session.lead))
 
-    def _try(self, index: int, found: Found, batch: int, steps: int) -> Judged:
+    def _try(self, index: int, found: VariantSearch, batch: int, steps: int) -> Judged:
         """Try a batch alone first, so that no rank waits for one that ran out of memory, and then together."""
         self._note(index, batch, "trying")
         case = Case(variant=found.variant, batch=batch)

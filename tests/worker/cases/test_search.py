@@ -8,7 +8,7 @@ import json
 import pytest
 
 from scaling.records.paths import RunFolder
-from scaling.settings.batch_search import SCHEMA, Found, Largest, Try
+from scaling.settings.batch_search import SCHEMA, Largest, Try, VariantSearch
 from scaling.settings.cases import Variant
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.memory import NoLimit
@@ -30,7 +30,7 @@ def searched(training, control, a_spec, tmp_path):
         session.progress = lambda *_stage, **_more: None
         session.spec = a_spec("batch=max", "memory_limit=1GiB", *overrides)
         variant = Variant(precision="fp32", autocast=False, accumulation_steps=accumulation)
-        largest = Largest(schema=SCHEMA, limit_bytes=None, items=(Found(variant=variant),))
+        largest = Largest(schema=SCHEMA, limit_bytes=None, items=(VariantSearch(variant=variant),))
         runner = training("batch=max", "memory_limit=1GiB", module=module)
         Search(session, runner, NoLimit(), largest).run(prove=False)
         lines = map(json.loads, folder.tries.read_text().splitlines())
@@ -73,7 +73,7 @@ def test_a_search_ends_with_its_time_and_says_which_batch_it_did_not_try(searche
     tries = searched(picky(lambda _samples: None), overrides=["measure=standard"])
     assert tries[-1][1] == "late"
     tried = tuple(Try(batch=batch, status=status) for batch, status in tries)
-    fitted = Found(variant=Variant(precision="fp32", autocast=False), tries=tried)
+    fitted = VariantSearch(variant=Variant(precision="fp32", autocast=False), tries=tried)
     assert fitted.next is None
     assert fitted.late
     assert fitted.candidate == tries[-2][0]
