@@ -159,6 +159,15 @@ def test_processes_that_each_ran_alone_are_named_and_one_process_is_not(findings
     assert findings([*alone, line("a", text.format(3), 7)]) == ""
 
 
+def test_hosts_of_one_address_that_have_channels_have_met(findings):
+    both = [
+        m
+        for h in "ab"
+        for m in (line(h, "Bootstrap: Using eth0:192.0.2.1<0>"), *channel(h, "send", "P2P/CUMEM"))
+    ]
+    assert findings(both) == ""
+
+
 def test_ranks_on_one_gpu_are_named_together(findings):
     pairs = ((2, 0), (4, 0), (0, 1))
     lines = [

@@ -217,7 +217,7 @@ def _shared(lines: NcclLines) -> Iterator[str]:
         )
     announced: dict[str, list[str]] = {}
     for name, host in sorted(lines.hosts.items()):
-        if host.address is not None:
+        if host.address is not None and not (host.sends or host.receives):  # with channels, they met
             announced.setdefault(host.address[1], []).append(name)
     for address, names in announced.items():
         if len(names) > 1:
