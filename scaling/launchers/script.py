@@ -88,6 +88,7 @@ def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEn
         if process is not None:
             end(process)
         _end_left(str(logs.path.absolute()))
+        logs.fabric.unlink(missing_ok=True)  # it has the script's arguments as they were given
         shutil.rmtree(logs.torchrun, ignore_errors=True)
     if late:
         return ScriptEnd(

@@ -103,9 +103,11 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(part)):
+            error.filename = str(path)  # what the user knows, not the name in between
         raise
 
 

@@ -71,9 +71,11 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
-    r"://[^/\s@]*:[^/\s@]+@|-----BEGIN |\beyJ[\w-]+\.[\w-]+\."
+    r"://[^/\s@]*:[^/\s@]+@|-----BEGIN |\beyJ[\w-]+\.[\w-]+\.|\b(Bearer|Basic) +[\w.+/=-]{8}"
     r"|(^|[\s=:,'\"])(sk-|gh[opsu]_|github_pat_|glpat-|hf_|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-)[\w-]{8}"
 )
+_PAIR = re.compile(r"([A-Za-z_][\w-]*)['\"]?\s*[:=]\s*['\"]?(?!\d+\b)[^\s'\"]")
+"""A name and its value within a word, as in JSON or a query; a value in digits is a count."""
 LEFT_OUT = "(left out)"
 
 
@@ -83,8 +85,8 @@ def is_secret(name: str) -> bool:
 
 
 def is_secret_value(value: str) -> bool:
-    """Whether a text has what looks like a credential: an address with a password, a token of a known service."""
-    return _SECRET_VALUE.search(value) is not None
+    """Whether a text has what looks like a credential: an address with a password, a token, `"api_key": "X"`."""
+    return _SECRET_VALUE.search(value) is not None or any(map(is_secret, _PAIR.findall(value)))
 
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:

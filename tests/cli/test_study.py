@@ -189,6 +189,9 @@ def test_arguments_are_left_out_by_their_names_and_looks():
         ["-u", f"https://me:{secret}@host/x"],
         ["sk-0123456789abcdef" + secret],
         ["--passwd", secret, "--steps", "5"],
+        ["--header", f"Authorization: Bearer {secret}"],
+        ["--cfg", f'{{"lr": 0.1, "api_key": "{secret}"}}'],
+        ["--cfg", f"{{hub_token: {secret}}}"],
     ):
         found = without_secrets(["train.py", *words])
         assert not any(secret in word for word in found)
@@ -204,6 +207,8 @@ def test_arguments_are_left_out_by_their_names_and_looks():
         "me",
         "--keyboard=1",
         "a:b@c",
+        '{"lr": 0.1, "num_tokens": 128}',
+        "Bearer of bad news",
     ]
     assert list(without_secrets(plain)) == plain
     assert not is_secret_value("http://proxy:3128/")
