@@ -200,6 +200,19 @@ def test_a_run_folder_that_others_can_move_is_not_acted_on(verb, run, tmp_path, 
         refused(capsys, ACTING[verb](str(moved.path)), f"{tmp_path / 'shared'}: belongs to another user")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+@pytest.mark.parametrize("verb", ACTING)
+def test_a_run_behind_a_link_of_another_user_is_not_acted_on(verb, run, tmp_path, capsys):
+    """Whoever owns the link can turn it to a run of theirs after the check; so can the owner of a link behind it."""
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    theirs.symlink_to(run.path.name)
+    mine.symlink_to("theirs")
+    assert require_own(RunFolder(mine)).path == mine
+    os.chown(theirs, 12345, 12345, follow_symlinks=False)
+    for link in (theirs, mine, run.path / "../mine"):
+        refused(capsys, ACTING[verb](str(link)), f"{theirs}: belongs to another user")
+
+
 @pytest.mark.parametrize("job", ["--user=me", "1 2", "$(id)", "", "1;2"])
 def test_a_jobs_id_that_is_none_reaches_no_command(job):
     for ask in (queue.cancel, queue.state_of):

@@ -259,24 +259,46 @@ def require_own(folder: RunFolder) -> RunFolder:
     """Return the folder where only this user can have written or moved it; InputError otherwise.
 
     A run's plan names code that is then run, so verbs that start or end something check this first. Whoever owns a
-    folder above it, or may write there, can put another run in its place; root and those who share a group are trusted.
+    folder above it or a link on the way to it, or may write there, can put another run in its place; root and those
+    who share a group are trusted.
     """
     files = (folder.config, folder.plan, folder.analysis, folder.job_script, folder.jobs)
-    above = folder.path.resolve().parents
+    above = _way_to(folder.path)
     for path in (folder.path, *files, *above):
         with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
+            status = path.lstat() if path in above else path.stat()
             named_code = "code that it names" if path not in above else f"code that {folder.path} names"
             if status.st_uid != os.geteuid() and not (path in above and status.st_uid == 0):
                 raise InputError(
                     f"{path}: belongs to another user, and {named_code} would run as you; "
                     "look through it, then go on with a copy in a folder of your own"
                 )
+            link = stat.S_ISLNK(status.st_mode)  # whose own mode says nothing
             shared = path in above and status.st_mode & stat.S_ISVTX  # as /tmp: nobody moves what others own
-            if status.st_mode & stat.S_IWOTH and not shared:
+            if status.st_mode & stat.S_IWOTH and not shared and not link:
                 remedy = f"chmod -R o-w {folder.path}" if path not in above else f"chmod o-w {path}"
                 raise InputError(
                     f"{path}: everybody can write to it, and {named_code} would run as you; "
                     f"look through it, then `{remedy}`"
                 )
     return folder
+
+
+def _way_to(path: Path) -> list[Path]:
+    """All folders and links that the system passes on its way to a path, those of links within links too."""
+    way, left = [Path("/")], [*path.absolute().parts[1:]]
+    at = way[0]
+    while left and len(way) < WAY_MAX:
+        part = left.pop(0)
+        at = at.parent if part == ".." else at / part
+        if at.is_symlink():
+            way.append(at)
+            target = at.readlink()
+            at, left = at.parent, [*target.parts, *left]
+        elif left:
+            way.append(at)
+    return way
+
+
+WAY_MAX = 1000
+"""Links may lead in a circle."""
