@@ -9,7 +9,9 @@ exception is a bug of this program and keeps its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -33,3 +35,13 @@ class InputError(ScalingError):
     """Bad input. The message says what, where, and what would be accepted."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def while_reading(what: object, expected: str) -> Iterator[None]:
+    """InputError where a file cannot be read: which one, why, and what would be accepted."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{what}: cannot be read ({why}); {expected}") from error

@@ -163,6 +163,16 @@ def test_what_looks_like_an_interpolation_in_a_run_folder_is_text(text, run):
     assert config.cluster.setup == [f"export X={text}"]
 
 
+def test_where_a_comparison_is_logged_is_said_by_the_reader_and_not_by_a_run(
+    run, original, tmp_path, wandb_server
+):
+    edit(run.plan, lambda plan: plan["spec"]["tracking"].update(mode="online", entity="them", project="loot"))
+    assert main(["compare", str(run.path), str(original), "--into", str(tmp_path / "out")]) == 0
+    (logged,) = (tmp_path / "out").rglob("*.wandb")
+    assert b"loot" not in logged.read_bytes()
+    assert wandb_server.taken == {}
+
+
 ACTING = {
     "run": lambda path: ["run", "--resume", path],
     "verify": lambda path: ["verify", path],

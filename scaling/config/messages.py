@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scaling import resources
 from scaling.config.schema import Config
-from scaling.errors import InputError
+from scaling.errors import InputError, while_reading
 from scaling.reading import DEPTH_MAX, YAML_BYTES_MAX, RefusedError, read_text
 
 EXAMPLES = {
@@ -154,11 +154,8 @@ NODES_MAX = 20_000
 
 def load_file(path: Path) -> Any:
     """The values of a YAML file; InputError where it cannot be read."""
-    try:
+    with while_reading(path, "a YAML file is expected"):
         text = read_text(path, YAML_BYTES_MAX)
-    except (OSError, RefusedError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read ({why})") from error
     return load(text, str(path))
 
 

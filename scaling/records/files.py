@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scaling import reading
-from scaling.errors import InputError
+from scaling.errors import InputError, while_reading
 from scaling.settings.bounds import HELD, out_of_bounds
 
 
@@ -144,11 +144,8 @@ def read_json(
     path: Path, kind: type[T], schema: int, *, remedy: str = "it should be a file that `scaling` wrote"
 ) -> T:
     """Read a versioned file. InputError where it is older, newer or damaged; `remedy` says what to do then."""
-    try:
+    with while_reading(path, remedy):
         data = reading.read_json(path)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read ({why}); {remedy}") from error
     written = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(written, int):
         raise InputError(f"{path}: has no format number, so no version of this program wrote it; {remedy}")

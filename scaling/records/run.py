@@ -22,9 +22,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from scaling.errors import InputError, ScalingError
+from scaling.errors import InputError, ScalingError, while_reading
 from scaling.plain import message
-from scaling.reading import YAML_BYTES_MAX, RefusedError, read_text
+from scaling.reading import YAML_BYTES_MAX, read_text
 from scaling.records import files
 from scaling.records.decode import read_head
 from scaling.records.files import read_json
@@ -272,11 +272,8 @@ def read_config(folder: RunFolder) -> str:
             f"{folder.path}: the records of your own loop (a Probe) or of traces, which have no settings to change; "
             "name a run that `scaling run` made (it has a config.yaml)"
         )
-    try:
+    with while_reading(folder.config, "overrides need it"):
         return read_text(folder.config, YAML_BYTES_MAX)
-    except (OSError, RefusedError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{folder.config}: cannot be read ({why}); overrides need it") from error
 
 
 def read_status(folder: RunFolder) -> Status | None:

@@ -61,8 +61,9 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class NotEmpty:
-    """A list with at least one item."""
+    """A list of 1 to MOST items: a long one in a file of others would keep a reader busy for hours."""
 
+    MOST: ClassVar[int] = 512
     such_as: str
 
 
@@ -136,6 +137,8 @@ def _expected(bound: Bound, value: Any, text: Text | None) -> str | None:
             return "a name of letters, digits, dots and dashes is expected"
         case NotEmpty(such_as) if not value:
             return f"at least one item is expected, such as {such_as}"
+        case NotEmpty() if len(value) > NotEmpty.MOST:
+            return f"at most {NotEmpty.MOST} items are expected"
         case Distinct() if len(set(value)) < len(value):
             return "each item once is expected"
         case _:

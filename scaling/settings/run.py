@@ -214,7 +214,7 @@ class Spec:
 
     model: Model
     topology: Topology
-    world_sizes: Annotated[tuple[int, ...], Nullable()]
+    world_sizes: Annotated[tuple[int, ...], Nullable(), NotEmpty("[1,2]")]
     mode: Annotated[str, OneOf(MODES)]
     batch_per_rank: AtLeastOne
     global_batch: Annotated[int, AtLeast(1), Nullable()]

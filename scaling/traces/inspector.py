@@ -26,7 +26,7 @@ import numpy as np
 from scaling.analysis.network import links
 from scaling.analysis.network.curve import Points
 from scaling.analysis.results.measured import Measured
-from scaling.errors import InputError, ScalingError
+from scaling.errors import InputError, while_reading
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text
 from scaling.records import files
 from scaling.settings.plan import RANKS_MAX
@@ -351,13 +351,8 @@ class _Curve:
     """busbw over size of a log of nccl-tests."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        with while_reading(f"--beside {path}", "a log of nccl-tests is expected"):
             text = read_text(path, strict=False)
-        except (OSError, RefusedError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ScalingError(
-                f"--beside {path}: cannot be read ({why}); a log of nccl-tests is expected"
-            ) from error
         self._tables = parse_log(text, str(path))
 
     def share(self, row: SizeRow) -> float | None:

@@ -15,8 +15,7 @@ from typing import Any
 
 from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.network.nccl_log import SHOWN, NcclLines, lines_of
-from scaling.errors import InputError
-from scaling.reading import RefusedError
+from scaling.errors import InputError, while_reading
 from scaling.traces.machines.nccl_tests import parse_log
 
 EXPECTED = "a job's output with lines of NCCL (NCCL_DEBUG=INFO) or of torch's NCCL watchdog is expected"
@@ -102,7 +101,7 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
     paths = list(paths)
     for path in paths:
         text: list[str] = []
-        try:
+        with while_reading(path, EXPECTED):
             ranks, size = 1, 0
             for line in lines_of(path):
                 ranks = nccl.take(line, ranks)
@@ -110,8 +109,6 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
                 size += len(line)
                 if size < TABLE_BYTES_MAX:
                     text.append(line)
-        except (OSError, RefusedError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); {EXPECTED}") from error
         with contextlib.suppress(InputError):  # most outputs hold no table of nccl-tests
             links += [table.beside(tuple(nccl.causes())) for table in parse_log("".join(text), str(path))]
     if not (nccl.hosts or watchdog.stands or watchdog.timed_out):

@@ -122,6 +122,7 @@ def test_a_number_is_its_value_interval_and_count():
         ({"ranks": 10**9}, "Bounded.ranks=1000000000: at most 8 is expected"),
         ({"shares": [0.5, 2]}, "Bounded.shares=2.0: at most 1 is expected"),
         ({"shares": []}, "at least one item is expected"),
+        ({"shares": [0.5] * 513}, "at most 512 items are expected"),
         ({"shares": "ab"}, "Bounded.shares: expected a list, found str"),
         ({"shares": {"a": 1}}, "Bounded.shares: expected a list, found dict"),
     ],

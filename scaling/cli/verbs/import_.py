@@ -7,8 +7,8 @@ from pathlib import Path
 
 from scaling.cli.output import print_json, say
 from scaling.cli.verbs.arguments import parse
-from scaling.errors import InputError, ScalingError
-from scaling.reading import RefusedError, read_text
+from scaling.errors import InputError, ScalingError, while_reading
+from scaling.reading import read_text
 from scaling.records.files import write_text
 from scaling.traces.kinds import HEAD_BYTES, other_tool
 from scaling.traces.machines.imported import import_log, import_topo, import_xml
@@ -64,8 +64,5 @@ def _folder(given: Path) -> Path:
 
 
 def _read(path: Path) -> str:
-    try:
+    with while_reading(path, "the output of one tool is expected"):
         return read_text(path, strict=False)
-    except (OSError, RefusedError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read ({why}); the output of one tool is expected") from error

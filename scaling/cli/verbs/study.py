@@ -12,8 +12,8 @@ from scaling.analysis.study.own_numbers import EXPECTED, concluded, read_numbers
 from scaling.analysis.study.study import make_study, runs_at, study_at
 from scaling.cli.output import print_json, say
 from scaling.cli.verbs.arguments import parse
-from scaling.errors import InputError
-from scaling.reading import RefusedError, read_text
+from scaling.errors import InputError, while_reading
+from scaling.reading import read_text
 from scaling.records.files import check_writable, encode, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, named
 from scaling.report.documents import run as report
@@ -66,10 +66,8 @@ def show_study(
 
 def _own_numbers(path: Path, *, as_json: bool) -> int:
     """A table of GPUs and throughput: speedup, efficiency, where it breaks, and what to measure. Writes nothing."""
-    try:
+    with while_reading(path, EXPECTED):
         text = read_text(path, strict=False)
-    except (OSError, RefusedError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); {EXPECTED}") from error
     numbers, assumed = read_numbers(text, str(path))
     lines, sizes = concluded(numbers), ",".join(map(str, to_measure(numbers)))
     command = f"scaling launch --no-probe --world-sizes {sizes} train.py"

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scaling import resources
-from scaling.errors import InputError, ScalingError, way_out
+from scaling.errors import InputError, ScalingError, way_out, while_reading
 from scaling.launchers.jobs import Job, create
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm import script as sbatch
@@ -26,7 +26,7 @@ from scaling.launchers.slurm.job_status import Analyse, settle, standing
 from scaling.launchers.slurm.queue import SCHEMA, Jobs, Submitted, run, submitted
 from scaling.launchers.slurm.script import compare_script, job_script
 from scaling.plain import message
-from scaling.reading import RefusedError, read_text
+from scaling.reading import read_text
 from scaling.records.files import write_json, write_text
 from scaling.records.paths import RunFolder
 from scaling.records.run import left, status_of
@@ -81,10 +81,8 @@ def resubmit(folder: RunFolder, plan: Plan, analyse: Analyse) -> Submitted | Non
         raise InputError(
             f"{folder.path}: no job.sbatch; `scaling run --resume {folder.path}` goes on with it here"
         )
-    try:
+    with while_reading(folder.job_script, "it should be the script that `scaling submit` wrote"):
         text = read_text(folder.job_script)
-    except RefusedError as error:
-        raise InputError(f"{folder.job_script}: cannot be read: {error}") from error
     sbatch.check_script(text)
     return _hand_in(plan, folder, text)
 
