@@ -19,7 +19,7 @@ from scaling.records.tables import Tables
 from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.settings.parallel import OWN
 from scaling.settings.plan import Plan
-from scaling.settings.run import COLLECTIVES, KINDS
+from scaling.settings.run import KINDS
 from scaling.settings.schedule import (
     FABRIC,
     PAIRS,
@@ -43,7 +43,7 @@ TOGETHER = (PLAIN, PROBE, VARIANT, TRAINING)
 FACTS = ["round", "world_size", "arm", "detailed", "solo_rank", "batch", "lead_in", "steps", "case"]
 """What all ranks record alike of a block."""
 BLOCK, STEP = ["launch", "rank", "block"], ["launch", "rank", "block", "step"]
-ALL_REDUCE = COLLECTIVES.index("all_reduce")
+ALL_REDUCE = KINDS.index("all_reduce")
 SCHEMA = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "arm": pl.String, "why": pl.String}
 
 Broken = Iterator[pl.DataFrame]

@@ -25,7 +25,7 @@ from scaling.analysis.network.channel import ONE, Channel, union
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order, runs
-from scaling.settings.run import COLLECTIVES
+from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, PROBE
 
 
@@ -173,7 +173,7 @@ def _last_axis(values: Floats) -> Iterator[Floats]:
         yield values[:, :, k]
 
 
-ALL_REDUCE, BROADCAST = COLLECTIVES.index("all_reduce"), COLLECTIVES.index("broadcast")
+ALL_REDUCE, BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 
 STAMPS = (
     "begin_ns",

@@ -232,12 +232,16 @@ def loss(
     # Where only some rounds have details, a term compares arms within these.
     terms = {name: _paired(term) for name, term in terms.items()}
     measured = {name: rounds.measure(term) for name, term in terms.items()}
-    measured |= {name: rounds.agreed(terms[name], measured[name]) for name in BETWEEN_ARMS if name in terms}
     measurable = [terms[name] for name, number in measured.items() if number is not None]
     unexplained = rounds.measure(lambda m: 1 - ratio(m) - sum(term(m) for term in measurable))
     if unexplained is None and not (partly and measurable):
         return None
-    measured |= {name: rounds.measure(term) for name, term in clocks.taken_out(rounds, terms).items()}
+    by_clocks = clocks.taken_out(rounds, terms)
+    terms, measured = (
+        terms | by_clocks,
+        measured | {name: rounds.measure(by_clocks[name]) for name in by_clocks},
+    )
+    measured |= {name: rounds.agreed(terms[name], measured[name]) for name in BETWEEN_ARMS if name in terms}
     return Loss(**measured, unexplained=unexplained)
 
 

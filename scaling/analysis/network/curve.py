@@ -30,7 +30,7 @@ from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
 from scaling.records.frames import Frame, in_memory
 from scaling.settings.plan import Plan
-from scaling.settings.run import COLLECTIVES
+from scaling.settings.run import KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def _each(fabric: Frame, world_size: int, collective: str) -> pl.DataFrame:
         fabric.filter(
             (pl.col("world_size") == world_size)
             & (pl.col("rank") < world_size)
-            & (pl.col("kind") == COLLECTIVES.index(collective))
+            & (pl.col("kind") == KINDS.index(collective))
         )
         .group_by("launch", "round", "block", "step", "seq", "bytes", "calls")
         .agg(time_ns=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())

@@ -24,7 +24,8 @@ LINK = 0.02
 FIXED_SHARE = 0.2
 """Possible fixed share of forward and backward where only one batch was measured."""
 
-_POSITIVE = ("step", "efficiency", "gain")
+FIGURES = ("step", "efficiency", "gain")
+"""What `outcome` gives beside the losses; all are positive."""
 
 
 def predict(
@@ -38,11 +39,11 @@ def predict(
     values = outcome(source, change)
     moves = [] if unchanged(source, change) else _moves(source, change, other_launch=other_launch)
     if moves and doubt:
-        moves.append({name: doubt * (values[name][0] if name in _POSITIVE else 0.0) for name in values})
+        moves.append({name: doubt * (values[name][0] if name in FIGURES else 0.0) for name in values})
     predicted = {}
     for name, drawn in values.items():
         number = interval(
-            float(drawn[0]), drawn[1:], source.units, groups=source.groups, positive=name in _POSITIVE
+            float(drawn[0]), drawn[1:], source.units, groups=source.groups, positive=name in FIGURES
         )
         predicted[name] = number.with_error(math.hypot(*(move[name] for move in moves)))
     return predicted

@@ -8,7 +8,7 @@ from scaling.analysis.invariants import UNSPLIT, splits
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.change import LATENCY, Change, Source
 from scaling.analysis.predict.fabrics import Links, carries, inside_fabric, measured_fabric, named_fabric
-from scaling.analysis.predict.prediction import assumptions, predict, unchanged
+from scaling.analysis.predict.prediction import FIGURES, assumptions, predict, unchanged
 from scaling.analysis.predict.sources import (
     NO_SOURCE,
     NOTHING_INSIDE,
@@ -68,7 +68,7 @@ def _point(
     numbers = predict(source, change_of(n, source, sources, plan, asked), doubt=doubt)
     step_ms = numbers["step"] * MS
     samples = asked.batch_at(n, plan.spec.mode) * n * 1e3
-    causes = Loss(**{cause: cost for cause, cost in numbers.items() if cause in Loss.__dataclass_fields__})
+    causes = Loss(**{cause: cost for cause, cost in numbers.items() if cause not in FIGURES})
     return PredictedPoint(
         world_size=n,
         hosts=hosts,

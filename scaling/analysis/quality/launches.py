@@ -12,11 +12,10 @@ How each trial of a run stands, from status.json and from the records on disk.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 import polars as pl
 
-from scaling.records.frames import Frame, in_memory
+from scaling.records.frames import SCHEMAS, Frame, in_memory
 from scaling.records.run import Status, TrialStatus
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan, Trial
@@ -62,12 +61,8 @@ def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     if launches >= recorded | tables.launches:
         return tables
     chosen = pl.col("launch").is_in(sorted(launches))
-    return replace(
-        tables,
-        blocks=tables.blocks.filter(chosen),
-        steps=tables.steps.filter(chosen),
-        buckets=tables.buckets.filter(chosen),
-        fabric=tables.fabric.filter(chosen),
+    return tables.having(
+        {name: getattr(tables, name).filter(chosen) for name in SCHEMAS},
         ranks=tuple(rank for rank in tables.ranks if rank.launch in launches),
         gaps=tuple(gap for gap in tables.gaps if gap.launch in launches or gap.rank is None),
         parts=tuple(part for part in tables.parts if part.launch in launches),

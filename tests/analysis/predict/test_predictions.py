@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
+from scaling.analysis.predict import predictions as module
 from scaling.analysis.predict.predictions import as_measured, predictions
 from scaling.analysis.predict.sources import read_sources
+from scaling.analysis.results import Measured
 
 
 def predicted(run):
@@ -25,3 +29,14 @@ def test_even_rounds_do(measure, cluster):
     assert point.efficiency.tells
     assert point.loss is not None
     assert not any("the loss is not split" in line for line in found.notes)
+
+
+def test_a_cost_that_the_loss_has_no_place_for_is_not_dropped(measure, cluster, monkeypatch):
+    predict = module.predict
+
+    def with_another_cost(*args, **options):
+        return predict(*args, **options) | {"unheard_of": Measured(0.1)}
+
+    monkeypatch.setattr(module, "predict", with_another_cost)
+    with pytest.raises(TypeError, match="unheard_of"):
+        predicted(measure(cluster.Truth(world_sizes=(1, 2), rounds=4, steps=4)))

@@ -13,6 +13,7 @@ from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import launches
 from scaling.analysis.quality.launches import counted
+from scaling.records.frames import SCHEMAS
 from scaling.settings.plan import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
@@ -87,6 +88,26 @@ def test_a_prediction_starts_from_the_launches_that_count(weak):
         step = predict(source, Change())["step"]
         assert step.value / 1e6 == pytest.approx(point.step_ms.value)
         assert (source.units, source.groups) == (step.n, 1) == (point.step_ms.n, 1) == (3, 1)
+
+
+def test_gradients_and_memory_are_those_of_the_launches_that_count(weak):
+    """Launch 0 trained a model whose first parameter is another."""
+    other = weak.tables.parameters.with_columns(
+        launch=pl.lit(0, pl.Int64), bytes=pl.col("bytes") + 4 * (pl.col("index") == 0).cast(pl.Int64)
+    )
+    parameters = weak.tables.parameters.with_columns(launch=pl.lit(1, pl.Int64))
+    cut = kept(launched(weak.tables, 0, ended=False), pl.col("round") < 2)
+    tables = replace(
+        together(cut, launched(weak.tables, 1)),
+        parameters=pl.concat([other, parameters]),
+        memory=pl.concat([weak.tables.memory.with_columns(launch=pl.lit(k, pl.Int64)) for k in (0, 1)]),
+    )
+    alone = replace(launched(weak.tables, 1), parameters=parameters)
+    expected = [source.gradients.sizes for source in read_sources(RunRecords(alone, weak.plan))]
+    assert expected
+    assert [s.gradients.sizes for s in read_sources(RunRecords(tables, weak.plan))] == expected
+    chosen = loaded(launches.of_launches(tables, frozenset({1})))
+    assert {launch for name in SCHEMAS for launch in getattr(chosen, name)["launch"]} == {1}
 
 
 def test_cut_off_launches_count_with_others_of_their_kind_where_there_is_no_better(weak):
