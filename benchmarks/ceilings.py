@@ -110,7 +110,7 @@ def bounds(device: Accelerator) -> bool:
     # The counter knows no FLOP of elementwise products, so one small matrix product is added.
     cases["memory"][0].module.append(product(WIDE, 1))
     cases["launch"][0].module.append(product(1, 1))
-    found = ceilings.measure(device, ("fp32",))
+    measured = ceilings.measure(device, ("fp32",))
     met = True
     print(f"# {'expected':<10}{'found':<10}{'step ms':>9}{'compute':>10}{'memory':>9}{'launch':>9}{'MFU':>8}")
     for expected, (workload, batch) in cases.items():
@@ -127,7 +127,7 @@ def bounds(device: Accelerator) -> bool:
         work, times = bench.work(), bench.times()
         step = median(times.step_ns)
         assert step is not None
-        line = roofline(found, work, step, rank=0, device=device.type, input_ms=median(times.input_ns))
+        line = roofline(measured, work, step, rank=0, device=device.type, input_ms=median(times.input_ns))
         assert line is not None
         least = [line.least_ms[name].value for name in ("compute", "memory", "launch")]
         figures = "".join(f"{value:>9.3g}" for value in least)
@@ -151,9 +151,9 @@ def main() -> int:
     ours: dict[tuple[str, int], float] = {}
     theirs: dict[tuple[str, int], float] = {}
     for _ in range(ROUNDS):
-        for found in ceilings.measure(device, formats):
-            key = (found.name, found.size if found.name == checkup.COPY else 0)
-            ours[key] = max(ours.get(key, 0.0), found.best)
+        for ceiling in ceilings.measure(device, formats):
+            key = (ceiling.name, ceiling.size if ceiling.name == checkup.COPY else 0)
+            ours[key] = max(ours.get(key, 0.0), ceiling.best)
         for key, measure in independent.items():
             theirs[key] = max(theirs.get(key, 0.0), measure())
     print(

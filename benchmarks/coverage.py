@@ -59,12 +59,12 @@ def main() -> int:
     rng = np.random.default_rng(0)
     table: dict[int, dict[str, float]] = {}
     for rounds in ROUNDS:
-        held: dict[str, int] = {}
+        hits: dict[str, int] = {}
         for trial in range(TRIALS if rounds < 10 else TRIALS // 2):
             for name, (low, high) in intervals(rng, rounds, trial).items():
-                held[name] = held.get(name, 0) + (low <= TRUTH <= high)
+                hits[name] = hits.get(name, 0) + (low <= TRUTH <= high)
         trials = TRIALS if rounds < 10 else TRIALS // 2
-        table[rounds] = {name: count / trials for name, count in held.items()}
+        table[rounds] = {name: count / trials for name, count in hits.items()}
     names = list(next(iter(table.values())))
     print(f"{'rounds':>6} " + " ".join(f"{name:>20}" for name in names))
     for rounds, row in table.items():

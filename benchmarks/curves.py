@@ -63,10 +63,10 @@ def line_error(points: list[Timed]) -> float:
     return float(np.median(np.abs(alpha + beta * m - t) / t))
 
 
-def agree(found: tuple[str, int, int], label: tuple[str, int, int]) -> bool:
+def agree(cliff: tuple[str, int, int], label: tuple[str, int, int]) -> bool:
     """Whether a cliff is the labelled one."""
-    near = all(abs(a / b - 1) <= NEAR for a, b in zip(found[1:], label[1:], strict=True))
-    return found[0] == label[0] and near
+    near = all(abs(a / b - 1) <= NEAR for a, b in zip(cliff[1:], label[1:], strict=True))
+    return cliff[0] == label[0] and near
 
 
 def main() -> int:
@@ -84,16 +84,16 @@ def main() -> int:
         )
         errors.append(float(np.median(curve.left_out_errors())))
         lines.append(line_error(points))
-        found = cliffs(points, section.collective or "")
-        keys = [(c.kind, c.from_bytes, c.to_bytes) for c in found]
+        seen = cliffs(points, section.collective or "")
+        keys = [(c.kind, c.from_bytes, c.to_bytes) for c in seen]
         missed += sum(not any(agree(key, label) for key in keys) for label in labels)
         invented += sum(not any(agree(key, label) for label in labels) for key in keys)
         named += len(labels)
-        said = "; ".join(
+        listed = "; ".join(
             f"{c.kind} {format_bytes(c.from_bytes)} to {format_bytes(c.to_bytes)} x {c.factor:.2f}"
-            for c in found
+            for c in seen
         )
-        print(f"{name:<44} {len(points):>5}  {errors[-1]:>7.1%}  {lines[-1]:>5.1%}  {said or '-'}")
+        print(f"{name:<44} {len(points):>5}  {errors[-1]:>7.1%}  {lines[-1]:>5.1%}  {listed or '-'}")
     middle = median(errors)
     print(
         f"median of the logs: {middle:.1%} with a point left out (bar {BAR:.0%}), {median(lines):.1%} for a line"

@@ -75,16 +75,16 @@ def measured(folder: Path) -> Demo:
 
 def without_reason(analysis: dict[str, Any]) -> Iterator[str]:
     """Shares whose whole interval lies above 100 % and beside which no reason stands."""
-    said = " ".join(analysis["quality"]["warnings"])
+    warnings = " ".join(analysis["quality"]["warnings"])
     roofline = (analysis["roofline"] or {}).get("above", "")
     for point in analysis["points"]:
-        found = {name: point.get(name) for name in SHARES}
-        found |= {name: (point["comm"] or {}).get(name) for name in COMM_SHARES}
-        for name, share in found.items():
+        shares = {name: point.get(name) for name in SHARES}
+        shares |= {name: (point["comm"] or {}).get(name) for name in COMM_SHARES}
+        for name, share in shares.items():
             if not share or (share["low"] or 0.0) <= 1:
                 continue
             at = f"{name} at {point['world_size']} ranks"
-            if not (roofline if name in ("mfu", "hfu") else at in said):
+            if not (roofline if name in ("mfu", "hfu") else at in warnings):
                 yield f"{at} is {share['value']:.1%} without a reason"
 
 

@@ -98,11 +98,11 @@ class Cell:
 
 def factors(rng: np.random.Generator, cell: Cell, blocks: int) -> np.ndarray:
     """By how much each block is slower, in the order in which they run."""
-    own = cell.noise * rng.standard_normal(blocks)
+    noise = cell.noise * rng.standard_normal(blocks)
     if cell.mode == "drift":
         each_round = blocks / cell.rounds
-        own = own / 3 + np.cumsum(cell.noise / each_round**0.5 * rng.standard_normal(blocks))
-    return np.exp(own)
+        noise = noise / 3 + np.cumsum(cell.noise / each_round**0.5 * rng.standard_normal(blocks))
+    return np.exp(noise)
 
 
 def slower(cell: Cell, arm: str) -> np.ndarray:
@@ -232,21 +232,21 @@ def plan_of(cell: Cell) -> Plan:
     return plan if cell.harness else replace(plan, source=OWN_LOOP)
 
 
-def named(found: tuple[Verdict, ...], right: tuple[str, ...] = ()) -> dict[str, str]:
+def named(given: tuple[Verdict, ...], right: tuple[str, ...] = ()) -> dict[str, str]:
     """The confidence of each cause that is named, but for those that are right; a hint names none."""
-    causes = {v.cause: v.confidence for v in found if v.cause not in (*NO_CAUSE, *right)}
+    causes = {v.cause: v.confidence for v in given if v.cause not in (*NO_CAUSE, *right)}
     return {cause: confidence for cause, confidence in causes.items() if confidence != "low"}
 
 
 def runs(cell: Cell, seed: int, draws: int) -> tuple[Cell, list[tuple[Verdict, ...]]]:
     """The verdicts of each draw of a cell."""
-    rng, plan, found = np.random.default_rng(seed), plan_of(cell), []
+    rng, plan, drawn = np.random.default_rng(seed), plan_of(cell), []
     for number in range(draws):
-        own = replace(plan, spec=replace(plan.spec, seed=seed * 1000 + number))
-        records = draw(rng, cell, own)
-        at = point(records, own, status="done", warmup_steps=0, base=None, sweep={}, link=None)
-        found.append(verdicts(at, own))
-    return cell, found
+        seeded = replace(plan, spec=replace(plan.spec, seed=seed * 1000 + number))
+        records = draw(rng, cell, seeded)
+        at = point(records, seeded, status="done", warmup_steps=0, base=None, sweep={}, link=None)
+        drawn.append(verdicts(at, seeded))
+    return cell, drawn
 
 
 def cluster(cell: Cell, seed: int) -> tuple[Verdict, ...]:
@@ -283,24 +283,24 @@ def cluster(cell: Cell, seed: int) -> tuple[Verdict, ...]:
         simulate(truth, folder.path)
         plan = read_json(folder.plan, Plan, plans.SCHEMA)
         trials = tuple(TrialStatus(world_size=t.world_size, status="done") for t in plan.trials)
-        found = analyze(
+        analysis = analyze(
             RunRecords(checked(folder, plan), plan), Ending(duration_s=60.0, launches=1, trials=trials)
         )
-    return found.verdicts
+    return analysis.verdicts
 
 
-def upper(hits: int, of: int) -> float:
+def upper(hits: int, draws: int) -> float:
     """Upper end of the two-sided 95 % interval of a rate (Clopper and Pearson)."""
     from scipy.stats import beta
 
-    return 1.0 if hits == of else float(beta.ppf(0.975, hits + 1, of - hits))
+    return 1.0 if hits == draws else float(beta.ppf(0.975, hits + 1, draws - hits))
 
 
-def surely_above(hits: Mapping[Cell, int], of: Mapping[Cell, int], most: float) -> list[Cell]:
+def surely_above(hits: Mapping[Cell, int], draws: Mapping[Cell, int], most: float) -> list[Cell]:
     """Cells whose rate is significantly above `most`: Holm's steps over all cells, 5 % in all."""
     from scipy.stats import binom
 
-    chance = sorted((float(binom.sf(hits[cell] - 1, of[cell], most)), str(cell), cell) for cell in hits)
+    chance = sorted((float(binom.sf(hits[cell] - 1, draws[cell], most)), str(cell), cell) for cell in hits)
     above = []
     for k, (p, _, cell) in enumerate(chance):
         if p > 0.05 / (len(chance) - k):
@@ -311,12 +311,12 @@ def surely_above(hits: Mapping[Cell, int], of: Mapping[Cell, int], most: float) 
 
 def table(counts: Mapping[Cell, list[tuple[Verdict, ...]]]) -> tuple[bool, dict[str, object]]:
     """Print the rates of false causes by cell and in all; whether the bars are met, and the figures."""
-    high, some, of = Counter[Cell](), Counter[Cell](), {cell: len(found) for cell, found in counts.items()}
+    high, some, draws = Counter[Cell](), Counter[Cell](), {cell: len(drawn) for cell, drawn in counts.items()}
     causes: dict[str, Counter[str]] = {"high": Counter(), "medium": Counter()}
     for cell, each in counts.items():
         high[cell] = some[cell] = 0
-        for found in each:
-            false = named(found)
+        for given in each:
+            false = named(given)
             high[cell] += "high" in false.values()
             some[cell] += bool(false)
             for cause, confidence in false.items():
@@ -324,12 +324,14 @@ def table(counts: Mapping[Cell, list[tuple[Verdict, ...]]]) -> tuple[bool, dict[
     print(f"{'':<32} runs  high  medium or high")
     for cell in counts:
         if high[cell] or some[cell]:
-            print(f"{cell!s:<32} {of[cell]:>4} {high[cell] / of[cell]:>5.1%} {some[cell] / of[cell]:>6.1%}")
+            print(
+                f"{cell!s:<32} {draws[cell]:>4} {high[cell] / draws[cell]:>5.1%} {some[cell] / draws[cell]:>6.1%}"
+            )
     figures: dict[str, object] = {}
     ok = True
     for name, hits, most in (("high", high, HIGH_MOST), ("medium_or_high", some, NAMED_MOST)):
-        count, whole = sum(hits.values()), sum(of.values())
-        limit, above = upper(count, whole), surely_above(hits, of, most)
+        count, whole = sum(hits.values()), sum(draws.values())
+        limit, above = upper(count, whole), surely_above(hits, draws, most)
         print(
             f"{name.replace('_', ' ')}: {count} of {whole} runs, {count / whole:.2%}, upper limit {limit:.2%} (bar "
             f"{most:.0%}); cells significantly above {most:.0%}: {', '.join(map(str, above)) or 'none'}"
@@ -341,10 +343,10 @@ def table(counts: Mapping[Cell, list[tuple[Verdict, ...]]]) -> tuple[bool, dict[
     return ok, figures
 
 
-def power(found: Mapping[Cell, list[tuple[Verdict, ...]]]) -> tuple[bool, dict[str, object]]:
+def power(counts: Mapping[Cell, list[tuple[Verdict, ...]]]) -> tuple[bool, dict[str, object]]:
     """Print in how many runs the true cause is named, by share and rounds; whether the bar is met."""
     rate: dict[tuple[str, float, int], float] = {}
-    for cell, each in found.items():
+    for cell, each in counts.items():
         right = CAUSES[cell.cause]
         hits = sum(any(v.cause in right and v.confidence != "low" for v in verdict) for verdict in each)
         rate[cell.cause, cell.share, cell.rounds] = hits / len(each)
@@ -380,9 +382,9 @@ def main() -> int:
         first = pool.map(runs, quiet, seeds, [asked.draws] * len(quiet))
         second = pool.map(runs, true, seeds[len(quiet) :], [max(20, asked.draws // 3)] * len(true))
         third = pool.map(cluster, whole, seeds[len(quiet) + len(true) :])
-        counts, found, simulated = dict(first), dict(second), list(third)
+        counts, true_counts, simulated = dict(first), dict(second), list(third)
     rates_ok, figures = table(counts)
-    power_ok, powers = power(found)
+    power_ok, powers = power(true_counts)
     alike = {cell: counts[cell] for cell in set(whole)}
     drawn = [named(each) for all_of in alike.values() for each in all_of]
     of_runs = [named(each) for each in simulated]

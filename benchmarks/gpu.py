@@ -107,25 +107,25 @@ def scaling_run(name: str, wanted: list[int], kind: str, backend: str, folder: P
         measured = f"status {done.returncode}: {last_line(done.stderr)[:200]}"
         return [Row(section="runs", what=name, measured=measured, met=False)]
     points = {point["world_size"]: point for point in analysis["points"]}
-    found = rows.run(name, done.returncode, points, wanted)
+    judged = rows.run(name, done.returncode, points, wanted)
     if backend == "gloo" and kind == "cuda":
         labelled = any(STAGED in warning for warning in analysis["quality"]["warnings"])
-        said = f"{'labelled' if labelled else 'NOT labelled'} {STAGED}, {ranks} ranks on one device"
-        found.append(Row(section="runs", what=f"{name}, label", measured=said, bar=STAGED, met=labelled))
+        text = f"{'labelled' if labelled else 'NOT labelled'} {STAGED}, {ranks} ranks on one device"
+        judged.append(Row(section="runs", what=f"{name}, label", measured=text, bar=STAGED, met=labelled))
     if backend == "nccl":
         log = analysis["fabric"]["nccl"] or {}
-        said = f"version {log.get('version')}"
-        found.append(
-            Row(section="runs", what=f"{name}, NCCL's own log", measured=said, bar="read", met=bool(log))
+        text = f"version {log.get('version')}"
+        judged.append(
+            Row(section="runs", what=f"{name}, NCCL's own log", measured=text, bar="read", met=bool(log))
         )
     bound = analysis["quality"]["device_clock_bound_us"]
-    own = (
+    none = (
         "none: host and device have the simulation's clock"
         if kind == "sim"
         else "none: stamps are the host's own"
     )
-    said = own if bound is None else f"{bound:.1f} us"
-    return [*found, Row(section="runs", what=f"{name}, device clock", measured=said, value=bound)]
+    text = none if bound is None else f"{bound:.1f} us"
+    return [*judged, Row(section="runs", what=f"{name}, device clock", measured=text, value=bound)]
 
 
 def runs(kind: str, folder: Path) -> list[Row]:
@@ -136,9 +136,9 @@ def runs(kind: str, folder: Path) -> list[Row]:
             *scaling_run("simccl", [1, 2, 4], kind, "simccl", folder),
             unshown("runs", "gloo-shared", "each simulated rank has a device of its own"),
         ]
-    own = "nccl" if kind == "cuda" else "gloo"
+    backend = "nccl" if kind == "cuda" else "gloo"
     return [
-        *scaling_run(f"{own}-alone", [1], kind, own, folder),
+        *scaling_run(f"{backend}-alone", [1], kind, backend, folder),
         *scaling_run("gloo-shared", [1, 2, 4], kind, "gloo", folder),
     ]
 
@@ -155,33 +155,33 @@ def in_process(kind: str, folder: Path, rounds: int) -> dict[str, Callable[[], l
     from scaling.analysis.doctor.devices import index_of
     from scaling.hardware.nvml import Gpus, open_nvml
 
-    one = loops.OneRank(kind)
+    solo = loops.OneRank(kind)
 
     def over_group(part: Callable[[Any], list[Row]], name: str) -> list[Row]:
         scratch = folder / name
         scratch.mkdir()
-        with one.group(scratch) as group:
+        with solo.group(scratch) as group:
             return part(group)
 
     def telemetry() -> list[Row]:
         nvml = open_nvml()
         if nvml is None:
-            said = "NVML does not answer here, so there is nothing beside nvidia-smi"
-            return [Row(section="telemetry", what="nvidia-smi", measured=said, met=False)]
+            why = "NVML does not answer here, so there is nothing beside nvidia-smi"
+            return [Row(section="telemetry", what="nvidia-smi", measured=why, met=False)]
         gpus = Gpus(nvml)
-        index = index_of(gpus.facts(), one.device.facts())
+        index = index_of(gpus.facts(), solo.device.facts())
         if index is None:
             return [
                 Row(section="telemetry", what="nvidia-smi", measured="NVML has no such device", met=False)
             ]
-        with loops.busy(one.device):
+        with loops.busy(solo.device):
             return smi.beside(gpus, index=index)
 
     return {
-        "ranks": lambda: over_group(lambda group: loops.own_backend(one, group), "ranks"),
-        "phases": lambda: phase_steps.stamped_phases(one, folder),
-        "probe": lambda: over_group(lambda group: loops.probe_overhead(one, group, rounds), "probe"),
-        "anchors": lambda: loops.anchored(one.device),
+        "ranks": lambda: over_group(lambda group: loops.own_backend(solo, group), "ranks"),
+        "phases": lambda: phase_steps.stamped_phases(solo, folder),
+        "probe": lambda: over_group(lambda group: loops.probe_overhead(solo, group, rounds), "probe"),
+        "anchors": lambda: loops.anchored(solo.device),
         "telemetry": telemetry,
     }
 
@@ -202,8 +202,8 @@ def measured(kind: str, only: list[str], rounds: int, folder: Path) -> Iterator[
             yield from parts[name]()
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this section's result
             traceback.print_exc()
-            said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            yield Row(section=name, what="failed", measured=said, met=False)
+            why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            yield Row(section=name, what="failed", measured=why, met=False)
 
 
 def main() -> int:
@@ -221,10 +221,10 @@ def main() -> int:
         return CANNOT
     with tempfile.TemporaryDirectory(prefix="scaling-gpu-") as scratch:
         chosen = [name for name in SECTIONS if name in (options.only or SECTIONS)]
-        found = list(measured(kind, chosen, options.rounds, Path(scratch)))
-    failed = any(row.what == "failed" for row in found)
+        measured_rows = list(measured(kind, chosen, options.rounds, Path(scratch)))
+    failed = any(row.what == "failed" for row in measured_rows)
     if kind == "cpu":
-        found = rows.unjudged(found)
+        measured_rows = rows.unjudged(measured_rows)
     where = conditions(kind)
     print("# " + ", ".join(f"{name} {value}" for name, value in where.items() if value is not None))
     if kind == "cpu":
@@ -233,11 +233,11 @@ def main() -> int:
         )
     if kind == "sim":
         print("# on a simulated accelerator, whose times are a model's: it says nothing of a GPU's own times")
-    print(rows.table(found))
-    ok = not failed and (kind == "cpu" or rows.passed(found))
+    print(rows.table(measured_rows))
+    ok = not failed and (kind == "cpu" or rows.passed(measured_rows))
     document = {"benchmark": "gpu", "device": kind, "judged": kind != "cpu", "ok": ok}
     if options.out:
-        whole = {**document, "conditions": where, "rows": [asdict(row) for row in found]}
+        whole = {**document, "conditions": where, "rows": [asdict(row) for row in measured_rows]}
         options.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(document))
     return 0 if ok else 1

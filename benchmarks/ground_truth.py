@@ -111,20 +111,20 @@ def main() -> int:
     if options.cells != "simulated" and not harness.has_namespaces():
         return harness.CANNOT
     rows: list[replicated.Judged | sharded.Row] = []
-    found: dict[str, tuple[float, float, bool]] = {}
+    judged: dict[str, tuple[float, float, bool]] = {}
     with tempfile.TemporaryDirectory(prefix="scaling-truth-") as scratch:
         folder = (options.keep or Path(scratch)).absolute()
         if options.cells in OF_DDP:
             ours, bars = of_ddp(options.cells, folder, loop=not options.no_loop)
-            rows, found = [*rows, *ours], found | bars
+            rows, judged = [*rows, *ours], judged | bars
         if options.cells in PLACES:
             theirs, bars = of_shards(sharded.cells(PLACES[options.cells]), folder)
-            rows, found = [*rows, *theirs], found | bars
-    for name, (value, bar, met) in found.items():
+            rows, judged = [*rows, *theirs], judged | bars
+    for name, (value, bar, met) in judged.items():
         print(f"{name:<62} {value:7.1%}  bar {bar:.0%}  {'met' if met else 'MISSED'}")
     if options.out:
         options.out.write_text(json.dumps([asdict(item) for item in rows], indent=1) + "\n")
-    ok = all(met for _, _, met in found.values())
+    ok = all(met for _, _, met in judged.values())
     return harness.result("ground_truth", ok=ok, runs=len(rows))
 
 

@@ -71,8 +71,8 @@ def measure(ranks: int) -> NoReturn:
     if os.fork() == 0:
         os.close(asked[1])
         serve(asked[0], answers[1])
-    said = os.fdopen(answers[0])
-    port = int(said.readline())
+    replies = os.fdopen(answers[0])
+    port = int(replies.readline())
     children = []
     for rank in range(ranks):
         children.append(os.fork())
@@ -85,18 +85,18 @@ def measure(ranks: int) -> NoReturn:
 
     def store_now() -> float:
         os.write(asked[1], b"?")
-        return float(said.readline())
+        return float(replies.readline())
 
     before, sent, begin = store_now(), loopback_bytes(), time.monotonic()
     os.write(go[1], b"!" * ranks)
     lines = os.fdopen(rows[0])
-    found = [json.loads(lines.readline()) for _ in range(ranks)]
-    wall, taken, moved = time.monotonic() - begin, store_now() - before, loopback_bytes() - sent
+    times = [json.loads(lines.readline()) for _ in range(ranks)]
+    wall, store_s, moved = time.monotonic() - begin, store_now() - before, loopback_bytes() - sent
     store.set("bye", "1")
     for child in children:  # before the store ends with this process
         os.waitpid(child, 0)
-    own = sum(took for took, _ in found) / ranks
-    print(ROW, json.dumps([taken, own, wall, max(files for _, files in found), moved]), flush=True)
+    rank_s = sum(took for took, _ in times) / ranks
+    print(ROW, json.dumps([store_s, rank_s, wall, max(files for _, files in times), moved]), flush=True)
     os._exit(0)
 
 
@@ -110,8 +110,8 @@ def row(ranks: int, *, lazy: bool, alone: bool) -> list[float]:
     """Measure one size in a fresh process; `alone`: in a network namespace, whose loopback carries nothing else."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     env["TORCH_GLOO_LAZY_INIT"] = "1" if lazy else "0"
-    own = [sys.executable, __file__, "--one", str(ranks)]
-    command = ["unshare", "-Urn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *own] if alone else own
+    cmd = [sys.executable, __file__, "--one", str(ranks)]
+    command = ["unshare", "-Urn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *cmd] if alone else cmd
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
     for line in done.stdout.splitlines():
         if line.startswith(ROW):
@@ -135,13 +135,13 @@ def main() -> int:
         for ranks in given.sizes:
             if not lazy and ranks > MESH_MAX:
                 continue
-            taken, own, wall, files, moved = row(ranks, lazy=lazy, alone=alone)
+            store_s, rank_s, wall, files, moved = row(ranks, lazy=lazy, alone=alone)
             low, high = (GROUPS * each for each in group_s(ranks, at_first_use=lazy))
-            worst = max(worst, taken / high, low / taken)
-            ok &= low / FACTOR <= taken <= high * FACTOR
+            worst = max(worst, store_s / high, low / store_s)
+            ok &= low / FACTOR <= store_s <= high * FACTOR
             print(
-                f"{ranks:>6} {'first use' if lazy else 'full mesh':<12} {taken:8.3f} {low:6.3f} to {high:5.3f} "
-                f"{own * 1e3:8.1f} {wall:7.2f} {files:>6.0f} {f'{moved / 1e6:.2f}' if alone else '':>8}",
+                f"{ranks:>6} {'first use' if lazy else 'full mesh':<12} {store_s:8.3f} {low:6.3f} to {high:5.3f} "
+                f"{rank_s * 1e3:8.1f} {wall:7.2f} {files:>6.0f} {f'{moved / 1e6:.2f}' if alone else '':>8}",
                 flush=True,
             )
     return harness.result("joining", ok=ok, worst_factor=round(worst, 2))

@@ -118,19 +118,19 @@ def version_of_this() -> str:
 
 
 def _git(*arguments: str) -> str:
-    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def sources(script: Path) -> str:
     """A hash of the files that a benchmark's figures depend on, as they are in the working tree."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for given in (*(ROOT / name for name in MEASURED), script):
         files = sorted(given.rglob("*")) if given.is_dir() else [given]
         for path in files:
             if path.is_file() and "__pycache__" not in path.parts:
-                found.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+                digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def stands(script: Path, kept: Path) -> bool:
@@ -146,7 +146,7 @@ def stands(script: Path, kept: Path) -> bool:
 def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) -> int:
     """Run one benchmark, print its output as it comes, and keep it; returns its exit status."""
     print(f"== {name}", flush=True)
-    found, of, begin = conditions(), sources(script), time.monotonic()
+    where, hashed, begin = conditions(), sources(script), time.monotonic()
     lines: list[str] = []
     with subprocess.Popen(
         [sys.executable, str(script), *options], cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace"
@@ -165,8 +165,8 @@ def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) ->
     document = {
         "benchmark": name,
         "options": list(options),
-        "conditions": found,
-        "sources": of,
+        "conditions": where,
+        "sources": hashed,
         "status": status,
         "seconds": round(time.monotonic() - begin, 1),
         "printed": lines,

@@ -70,7 +70,7 @@ def main() -> int:
     hits = Counter[str]()
     print(f"{'run':<10} {'beside':<25} {'efficiency':<22} {'equal arms':>10}  first verdict")
     for turn in count():
-        for (run, noise), said in seen.items():
+        for (run, noise), titles in seen.items():
             if turn >= options.times or time.monotonic() > end:
                 break
             with tempfile.TemporaryDirectory(prefix="scaling-lived-") as scratch, beside(BESIDE[noise]):
@@ -78,10 +78,10 @@ def main() -> int:
             point, verdicts = analysis["points"][-1], analysis["verdicts"]
             first = next((v for v in verdicts if v["cause"] not in ("optimizer", "launch_bound")), None)
             title = f"{first['cause']} ({first['confidence']})" if first else "none"
-            said.append(title)
+            titles.append(title)
             efficiency, apart = point["efficiency"] or {}, point["overhead"]["equal_arms_apart"]
-            known = [efficiency.get(name) for name in ("value", "low", "high")]
-            text = "unknown" if None in known else "{:.2f} [{:.2f}, {:.2f}]".format(*known)
+            ends = [efficiency.get(name) for name in ("value", "low", "high")]
+            text = "unknown" if None in ends else "{:.2f} [{:.2f}, {:.2f}]".format(*ends)
             print(
                 f"{run:<10} {noise:<25} {text:<22} {apart['value'] if apart else 0:>10.1%}  {title}",
                 flush=True,
@@ -95,7 +95,7 @@ def main() -> int:
         else:
             continue
         break
-    slow = sum(len(said) for (run, _), said in seen.items() if run == "slow link")
+    slow = sum(len(titles) for (run, _), titles in seen.items() if run == "slow link")
     done = sum(map(len, seen.values()))
     print(
         f"{done} runs; false at high confidence: {', '.join(wrong) or 'none'}; "

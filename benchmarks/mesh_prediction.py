@@ -163,7 +163,7 @@ def main() -> int:
             step = predicted(folder / f"source-{target.source}", target)
             _, point, contended = measure(folder / target.name, [*target.parallel, *target.measured])
             took = point["step_ms"]["value"]
-            held = step["low"] is not None and step["low"] <= took <= step["high"]
+            inside = step["low"] is not None and step["low"] <= took <= step["high"]
             rows.append(
                 Row(
                     target=target,
@@ -171,12 +171,12 @@ def main() -> int:
                     predicted_ms=step["value"],
                     measured_ms=took,
                     error=step["value"] / took - 1,
-                    held=held,
+                    held=inside,
                 )
             )
-            one = rows[-1]
+            last = rows[-1]
             print(
-                f"{target.name:<24} {one.predicted_ms:>12.1f} {took:>12.1f} {one.error:>+8.1%} {one.held!s:>6} "
+                f"{target.name:<24} {last.predicted_ms:>12.1f} {took:>12.1f} {last.error:>+8.1%} {last.held!s:>6} "
                 f"{repeated(contended):>6}",
                 flush=True,
             )

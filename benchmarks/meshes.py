@@ -60,11 +60,11 @@ def over_the_link(mesh: Mesh, row: Mapping[str, Any]) -> float:
     total = 0.0
     for group in mesh.axes()[row["communicator"]]:
         here = sum(rank < PER_HOST for rank in group)
-        there, n = len(group) - here, len(group)
-        if not here or not there:
+        away, n = len(group) - here, len(group)
+        if not here or not away:
             continue
         if row["kind"] == "reduce_scatter":
-            total += row["bytes"] * here * there / n
+            total += row["bytes"] * here * away / n
         else:
             total += row["bytes"] * (2 if row["kind"] == "all_reduce" else 1) * (n - 1) / n
     return total
@@ -87,7 +87,7 @@ def judged(strategy: Mapping[str, Any]) -> dict[str, Any]:
     point = strategy["points"][-1]
     floor = abs((point["overhead"]["aa_floor"] or {"value": 1.0})["value"] - 1)
     both = list(transfers(strategy))
-    measured, true = (sum(one[k] for one in both) for k in (0, 1))
+    measured, true = (sum(pair[k] for pair in both) for k in (0, 1))
     loss = point["loss"] or {}
     return {
         "name": strategy["parallel"]["strategy"],
@@ -112,26 +112,26 @@ def closes(row: Mapping[str, Any]) -> bool:
 
 def predictions(folder: Path) -> dict[str, float]:
     """The step of each mesh in ms, simulated from the run. SystemExit where one cannot be predicted."""
-    found = {}
+    steps = {}
     for outcome in from_run(str(folder), [f"parallel={','.join(NAMES)}", f"world_sizes=[{RANKS}]"]):
         (point,) = outcome.results.points
         if point.step_ms is None:
             raise SystemExit(f"{point.strategy}: {point.why}")
-        found[point.strategy] = point.step_ms.value
-    return found
+        steps[point.strategy] = point.step_ms.value
+    return steps
 
 
 def reversed_pairs(rows: Sequence[Mapping[str, Any]], steps: Mapping[str, float]) -> list[tuple[str, str]]:
     """Pairs that the measured intervals of samples/s separate and the prediction has the other way round."""
-    found = []
-    for one, other in itertools.permutations(rows, 2):
-        faster, slower = one["samples_per_s"], other["samples_per_s"]
+    pairs = []
+    for row, other in itertools.permutations(rows, 2):
+        faster, slower = row["samples_per_s"], other["samples_per_s"]
         if not has_interval(faster) or not has_interval(slower) or faster["low"] <= slower["high"]:
             continue
-        rates = [row["samples"] / steps[row["name"]] for row in (one, other)]
+        rates = [row["samples"] / steps[row["name"]] for row in (row, other)]
         if rates[0] <= rates[1]:
-            found.append((one["name"], other["name"]))
-    return found
+            pairs.append((row["name"], other["name"]))
+    return pairs
 
 
 def main() -> int:
@@ -144,12 +144,12 @@ def main() -> int:
         return harness.skipped("meshes", "no user namespaces")
     with tempfile.TemporaryDirectory() as scratch:
         folder = (given.keep or Path(scratch)) / "meshes"
-        there = (folder / "analysis.json").exists()
+        exists = (folder / "analysis.json").exists()
         budget = f"measure.budget_s={given.budget:g}"
-        analysis = harness.analyze(folder) if there else harness.measure(folder, *OVERRIDES, budget)
+        analysis = harness.analyze(folder) if exists else harness.measure(folder, *OVERRIDES, budget)
         steps = predictions(folder)
     rows = sorted(
-        (judged(one) for one in analysis["strategies"]),
+        (judged(strategy) for strategy in analysis["strategies"]),
         key=lambda row: -(row["samples_per_s"] or {"value": 0})["value"],
     )
     print(

@@ -61,27 +61,27 @@ def measure(folder: Path) -> int:
 
 def missing(analysis: dict, overrides: tuple[str, ...]) -> list[str]:
     """What is missing: a largest batch for each precision, and a row that was measured."""
-    found = []
+    lacking = []
     varied = [o.count(",") + 1 for o in overrides if o.startswith("vary.precision=")]
     precisions = varied[0] if varied else 1
     if "batch=max" in overrides and len(analysis["largest_batch"]) != precisions:
-        found.append(f"{len(analysis['largest_batch'])} largest batches, {precisions} are expected")
+        lacking.append(f"{len(analysis['largest_batch'])} largest batches, {precisions} are expected")
     rows = [*analysis["training"], *analysis["inference"]]
     odd = {row["status"] for row in rows} - {"done", "oom"}
     if odd or not any(row["status"] == "done" for row in rows):
-        found.append(f"{len(rows)} rows, of which some are {', '.join(sorted(odd)) or 'all out of memory'}")
-    return found
+        lacking.append(f"{len(rows)} rows, of which some are {', '.join(sorted(odd)) or 'all out of memory'}")
+    return lacking
 
 
 def problems(analysis: dict) -> list[str]:
     """Figures of a run that cannot be right."""
-    found = []
+    wrong = []
     for largest in analysis["largest_batch"]:
         at = f"{largest['precision']}: found {largest['found']}, proved {largest['proved']}"
         if not largest["proved"] or largest["proved"] < 0.9 * largest["found"]:
-            found.append(at)
+            wrong.append(at)
         if not any(t["status"] != "fits" for t in largest["tries"]):
-            found.append(f"{at}, and nothing was too large")
+            wrong.append(f"{at}, and nothing was too large")
     rows = [r for r in (*analysis["training"], *analysis["inference"]) if r["peak_bytes"]]
     settings = {}
     for row in rows:
@@ -90,8 +90,8 @@ def problems(analysis: dict) -> list[str]:
     for setting, group in settings.items():
         ordered = sorted(group, key=lambda row: row["batch"])
         if any(a["peak_bytes"] > b["peak_bytes"] for a, b in pairwise(ordered)):
-            found.append(f"{setting}: memory falls as the batch grows")
-    return found
+            wrong.append(f"{setting}: memory falls as the batch grows")
+    return wrong
 
 
 if __name__ == "__main__":

@@ -138,13 +138,13 @@ def truth_ms(plain: Mapping[str, Sequence[float]]) -> tuple[float, float]:
 
 def late_row(name: str, straggler: Mapping[str, Any] | None, cost: tuple[float, float]) -> Row:
     """Rank, phase and cost of the late run against the paired plain steps."""
-    known, error = cost
-    bar = f"rank {LATE_RANK}, {PHASE}, {known:.1f} ms ±{error:.1f}"
+    truth, error = cost
+    bar = f"rank {LATE_RANK}, {PHASE}, {truth:.1f} ms ±{error:.1f}"
     if straggler is None:
         return Row(section="late", what=name, measured="nobody", bar=bar, met=False)
     told = straggler["cost_ms"]
-    slack = error + COST_SHARE * known
-    inside = told["low"] - slack <= known <= told["high"] + slack
+    slack = error + COST_SHARE * truth
+    inside = told["low"] - slack <= truth <= told["high"] + slack
     right = (straggler["rank"], straggler["phase"]) == (LATE_RANK, PHASE)
     interval = f"{told['value']:.1f} ms [{told['low']:.1f}, {told['high']:.1f}]"
     measured = f"rank {straggler['rank']}, {straggler['phase']}, {interval}"
@@ -195,15 +195,15 @@ def transfer_rows(
 ) -> list[Row]:
     """Transfers beside kernels, ms. `whole`: of a step, where they are not told by bucket."""
     if not kernels:
-        said = "ranks or steps differ in their collectives"
-        return [Row(section="transfer", what=name, measured=said, bar="the device's own record", met=False)]
-    total, known = (sum(transfers) if whole is None else whole), sum(kernels)
-    off = total / known - 1
+        why = "ranks or steps differ in their collectives"
+        return [Row(section="transfer", what=name, measured=why, bar="the device's own record", met=False)]
+    total, device_ms = (sum(transfers) if whole is None else whole), sum(kernels)
+    off = total / device_ms - 1
     rows = [
         Row(
             section="transfer",
             what=f"{name}, a step",
-            measured=f"{total:.3f} ms, kernels {known:.3f} ({off:+.1%})",
+            measured=f"{total:.3f} ms, kernels {device_ms:.3f} ({off:+.1%})",
             bar=f"{SUM_BAR:.0%}",
             met=abs(off) <= SUM_BAR,
             value=off,
@@ -230,15 +230,15 @@ def judged(case: Case, folder: Path, analyses: Mapping[str, dict[str, Any] | Non
     clean, late = (analyses[name] for name in ("clean", "late"))
     if clean is None or late is None:
         return [Row(section="late", what=case.name, measured="scaling analyze failed", met=False)]
-    points = {name: found["points"][-1] for name, found in (("clean", clean), ("late", late))}
+    points = {name: analysis["points"][-1] for name, analysis in (("clean", clean), ("late", late))}
     cost = truth_ms(ranks[0]["plain_ms"])
     rows = [
         late_row(case.name, points["late"]["straggler"], cost),
         clean_row(case.name, points["clean"]["straggler"]),
     ]
     rows += [
-        details_row(f"{case.name}, {name}", found["quality"].get("details"))
-        for name, found in (("clean", clean), ("late", late))
+        details_row(f"{case.name}, {name}", analysis["quality"].get("details"))
+        for name, analysis in (("clean", clean), ("late", late))
     ]
     comm = points["clean"]["comm"]
     if comm is None and (clean["quality"].get("details") or {}).get("unused"):

@@ -45,16 +45,16 @@ def table(name: str, times: dict[str, Any], count: int) -> dict[str, tuple[Any, 
     print(f"{name} step: {plain_ms.value:.1f} ms, {times['buckets']} {parts}, "
           f"{count} rounds of {CASES[name].steps} steps")  # fmt: skip
     print(f"{'arm':<12} {'wall over plain':>28} {'CPU over plain, ms a step':>34}")
-    found: dict[str, tuple[Any, Any]] = {}
+    ratios: dict[str, tuple[Any, Any]] = {}
     for arm in arms[1:]:
         ratio = rounds.ratio(lambda m, n=arm: m[f"wall.{n}"] / m["wall.plain"])  # type: ignore[misc]
         extra = rounds.measure(lambda m, n=arm: (m[f"cpu.{n}"] - m["cpu.plain"]) * 1e3)  # type: ignore[misc]
         assert ratio is not None
         assert extra is not None
-        found[arm] = (ratio, extra)
+        ratios[arm] = (ratio, extra)
         wall_text = f"{ratio.value - 1:+.2%} [{ratio.low - 1:+.2%}, {ratio.high - 1:+.2%}]"  # type: ignore[operator]
         print(f"{arm:<12} {wall_text:>28} {extra.value:>12.3f} [{extra.low:.3f}, {extra.high:.3f}]")
-    return found
+    return ratios
 
 
 def main() -> int:
@@ -77,15 +77,15 @@ def main() -> int:
         arguments += ["--only", options.only] if options.only else []
         run_on_loopback(__file__, arguments, ranks=2, folder=Path(scratch))
         times = json.loads(out.read_text())
-    found = {name: table(name, times[name], options.rounds) for name in names}
+    tables = {name: table(name, times[name], options.rounds) for name in names}
     ok, figures = True, {}
-    if "short" in found:
-        extra = found["short"]["light"][1]
+    if "short" in tables:
+        extra = tables["short"]["light"][1]
         ok, figures["light_cpu_ms"] = extra.value <= CPU_BAR_MS, extra.value
         print(f"light probe: CPU {extra.value:.3f} ms a short step, bar {CPU_BAR_MS}")
     for name, key in (("long", "light_wall"), ("sharded", "light_wall_sharded")):
-        if name in found:
-            floor, ratio = found[name]["again"][0].half_width, found[name]["light"][0]
+        if name in tables:
+            floor, ratio = tables[name]["again"][0].half_width, tables[name]["light"][0]
             ok, figures[key] = ok and ratio.value - 1 <= WALL_BAR + floor, ratio.value - 1
             print(
                 f"light probe: wall of a {name} step {ratio.value - 1:+.2%}, bar {WALL_BAR:.0%} + A/A {floor:.2%}"

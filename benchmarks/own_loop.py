@@ -71,10 +71,10 @@ def accuracy_worker(run_dir: Path, param_mb: int, late_ms: float) -> None:
 
 
 def own_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
-    own = folder / "own"
-    loop = ["--accuracy-worker", str(own), "--param-mb", str(PARAM_MB[rate_mbit]), "--late-ms", str(late_ms)]
+    run = folder / "own"
+    loop = ["--accuracy-worker", str(run), "--param-mb", str(PARAM_MB[rate_mbit]), "--late-ms", str(late_ms)]
     run_on_hosts(__file__, loop, hosts=2, rate=f"{rate_mbit}mbit", folder=folder)
-    return dict(harness.analyze(own)["points"][0])
+    return dict(harness.analyze(run)["points"][0])
 
 
 def scaling_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
@@ -97,8 +97,8 @@ QUANTITIES = ("transfer ms", "skew ms", "busbw Gbit/s", "late rank ms")
 def of(point: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
     late = point["straggler"]
     parts = point["parts_ms"]
-    found = (parts["exposed_transfer"], parts["exposed_skew"], point["comm"]["busbw_gbit_s"])
-    return dict(zip(QUANTITIES, (*found, late["cost_ms"] if late else None), strict=True))
+    values = (parts["exposed_transfer"], parts["exposed_skew"], point["comm"]["busbw_gbit_s"])
+    return dict(zip(QUANTITIES, (*values, late["cost_ms"] if late else None), strict=True))
 
 
 def accuracy(rates: list[int], turns: int) -> bool:
@@ -124,7 +124,7 @@ def accuracy(rates: list[int], turns: int) -> bool:
                     if lacks:
                         print(f"{rate:>5} {late_ms:>5g} {quantity:<13} not measured  MISSED")
                     continue
-                x, y = (sum(m["value"] for m in found) / turns for found in (a, b))  # type: ignore[index]
+                x, y = (sum(m["value"] for m in measured) / turns for measured in (a, b))  # type: ignore[index]
                 apart = y / x - 1 if x else 0.0
                 fine = abs(y - x) <= BAR * abs(x) or (
                     quantity == "skew ms" and abs(y - x) <= STEP_SHARE * step_ms
@@ -138,8 +138,8 @@ def accuracy(rates: list[int], turns: int) -> bool:
     return ok
 
 
-def text(value: float, found: list[Any]) -> str:
-    half = max((m["high"] - m["low"]) / 2 for m in found if m["low"] is not None)
+def text(value: float, measured: list[Any]) -> str:
+    half = max((m["high"] - m["low"]) / 2 for m in measured if m["low"] is not None)
     return f"{value:.4g} ±{half:.2g}"
 
 
@@ -171,9 +171,9 @@ def overhead_worker(out: Path, rounds: int, only: str, batch: int) -> None:
         os.environ["SCALING_PROBE"] = "0" if condition == "off" else "1"
         once = time.process_time()
         with_probe = condition in ("on", "off")
-        made = Probe(ddp, run_dir=out.parent / f"{condition}-{index}") if with_probe else None
-        with made or contextlib.nullcontext():
-            around = made.step if made else contextlib.nullcontext
+        probe = Probe(ddp, run_dir=out.parent / f"{condition}-{index}") if with_probe else None
+        with probe or contextlib.nullcontext():
+            around = probe.step if probe else contextlib.nullcontext
             steps(LEAD_IN, around)
             dist.barrier()
             begin, used = time.perf_counter(), time.process_time()
@@ -184,16 +184,16 @@ def overhead_worker(out: Path, rounds: int, only: str, batch: int) -> None:
                 used - once,
             )
 
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in CONDITIONS}
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in CONDITIONS}
     steps(LEAD_IN, contextlib.nullcontext)
     rng = random.Random(0)
     for index in range(rounds):
         order = [only] if only else list(CONDITIONS)
         rng.shuffle(order)
         for condition in order:
-            found[condition].append(block(condition, index))
+            times[condition].append(block(condition, index))
     if rank == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(times))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -206,15 +206,15 @@ def overhead_launch(rounds: int, only: str = "", batch: int = BATCH) -> dict[str
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
-def judge(title: str, found: dict[str, list[list[float]]]) -> tuple[bool, bool]:
+def judge(title: str, times: dict[str, list[list[float]]]) -> tuple[bool, bool]:
     """Print a table; return whether wall and CPU time meet their bars."""
     import numpy as np
 
     from scaling.analysis.statistics.rounds import Rounds
 
-    count = len(found["on"])
+    count = len(times["on"])
     values = {
-        f"{kind}.{name}": np.array([pair[i] for pair in found[name]])
+        f"{kind}.{name}": np.array([pair[i] for pair in times[name]])
         for i, kind in enumerate(("wall", "cpu", "once"))
         for name in CONDITIONS
     }
@@ -248,15 +248,15 @@ def overhead(rounds: int, pairs: int) -> bool:
     wall, _ = judge("paired blocks", overhead_launch(rounds))
     _, cpu = judge("paired blocks, a short step", overhead_launch(2 * rounds, batch=SHORT_BATCH))
     if pairs:
-        found: dict[str, list[list[float]]] = {name: [] for name in CONDITIONS}
+        times: dict[str, list[list[float]]] = {name: [] for name in CONDITIONS}
         rng = random.Random(1)
         for _ in range(pairs):
             order = list(CONDITIONS)
             rng.shuffle(order)
             for name in order:
                 blocks = overhead_launch(2, name)[name]
-                found[name].append([sum(column) / len(column) for column in zip(*blocks, strict=True)])
-        judge("paired processes", found)
+                times[name].append([sum(column) / len(column) for column in zip(*blocks, strict=True)])
+        judge("paired processes", times)
     return wall and cpu
 
 

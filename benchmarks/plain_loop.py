@@ -29,7 +29,7 @@ def loop(out: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    found = {}
+    seconds = {}
     for size in SIZES:
         tensor = torch.zeros(size // 4)
         for _ in range(2):
@@ -38,9 +38,9 @@ def loop(out: Path) -> None:
         begin = time.perf_counter()
         for _ in range(REPEATS[size]):  # no barrier between them: ranks would start at different times
             dist.all_reduce(tensor)
-        found[size] = (time.perf_counter() - begin) / REPEATS[size]
+        seconds[size] = (time.perf_counter() - begin) / REPEATS[size]
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(seconds))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -88,7 +88,7 @@ def main() -> int:
     )
     worst = 0.0
     for size in SIZES:
-        a, b = (sum(t[size] for t in found) / TURNS for found in (plain, ours))
+        a, b = (sum(t[size] for t in rates) / TURNS for rates in (plain, ours))
         worst = max(worst, abs(a / b - 1))
         print(f"{size:>9} {size * 8 / a / 1e9:>12.4f} {size * 8 / b / 1e9:>12.4f} {a / b - 1:>+11.2%}")
     ok = worst <= BAR

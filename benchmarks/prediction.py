@@ -144,9 +144,9 @@ def rows_of(source: Cell, folder: RunFolder, n: int, target: Cell, analysis: Ana
         return []
     sizes = [p.world_size for p in points]
     asked = [f"world_sizes={sizes}".replace(" ", ""), *(target.settings if source != target else [])]
-    found = predict(Run(folder.path), *asked, from_world_size=n)
+    prediction = predict(Run(folder.path), *asked, from_world_size=n)
     rows = []
-    for measured, predicted in zip(points, found.points, strict=True):
+    for measured, predicted in zip(points, prediction.points, strict=True):
         assert measured.step_ms is not None
         truth = measured.step_ms.value
         # All of these can be predicted, so a refusal misses every bar.
@@ -200,9 +200,9 @@ def judge(folders: dict[Cell, RunFolder], out: Path | None) -> int:
             continue
         for point in analyses[source].points:
             if point.world_size > 1 and left_out(source.model, analyses[source], point) is None:
-                found = rows_of(source, folders[source], point.world_size, target, analyses[target])
-                rows += found
-                for row in found:
+                judged = rows_of(source, folders[source], point.world_size, target, analyses[target])
+                rows += judged
+                for row in judged:
                     print(line(row), flush=True)
     for which, analysis in analyses.items():
         for point in analysis.points:
@@ -210,19 +210,19 @@ def judge(folders: dict[Cell, RunFolder], out: Path | None) -> int:
             if why:
                 print(f"left out: {which.name} at {point.world_size}: {why}")
     errors = [abs(row.error) for row in rows]
-    found = {
+    rates = {
         "median": statistics.median(errors),
         "worst": max(errors),
         "held": sum(row.held for row in rows) / len(rows),
     }
     met = {
-        name: value >= BARS[name] if name == "held" else value <= BARS[name] for name, value in found.items()
+        name: value >= BARS[name] if name == "held" else value <= BARS[name] for name, value in rates.items()
     }
-    for name, value in found.items():
+    for name, value in rates.items():
         print(f"{name:<8} {value:6.1%}  bar {BARS[name]:.0%}  {'met' if met[name] else 'MISSED'}")
     if out:
         out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    print(json.dumps({"benchmark": "prediction", "cells": len(rows), **found, "ok": all(met.values())}))
+    print(json.dumps({"benchmark": "prediction", "cells": len(rows), **rates, "ok": all(met.values())}))
     return 0 if all(met.values()) else 1
 
 

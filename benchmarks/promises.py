@@ -134,8 +134,8 @@ def measured(row: Row, folder: Path, *more: str) -> Taken:
         *(() if has_interval(analysis) else ("no interval",)),
         *(("called hung",) if "hung" in done.stderr else ()),
     )
-    said = [w for w in analysis["quality"]["warnings"] if "leaves out" in w]
-    what = said[-1].partition("leaves out ")[2].partition("; measure.budget_s")[0] if said else "nothing"
+    lines = [w for w in analysis["quality"]["warnings"] if "leaves out" in w]
+    what = lines[-1].partition("leaves out ")[2].partition("; measure.budget_s")[0] if lines else "nothing"
     return Taken(0, took_s, said_s, what, problems, None)
 
 
@@ -164,27 +164,27 @@ def promises(rows: tuple[Row, ...], parent: Path) -> tuple[int, float]:
     print("# run                     budget  said, s  took, s  ratio  left out, or what is wrong")
     bad, worst = 0, 0.0
     for index, row in enumerate(rows):
-        found = measured(row, parent / str(index))
-        shown(row.name, "", found)
-        wrong = list(found.problems)
-        if found.enough is not None:
-            again = measured(row, parent / f"{index}-again", f"measure.budget_s={found.enough}")
-            shown("  with the budget named", found.enough, again)
+        taken = measured(row, parent / str(index))
+        shown(row.name, "", taken)
+        wrong = list(taken.problems)
+        if taken.enough is not None:
+            again = measured(row, parent / f"{index}-again", f"measure.budget_s={taken.enough}")
+            shown("  with the budget named", taken.enough, again)
             wrong += again.problems
             if again.enough is not None:
                 wrong.append("the budget that it named was refused")
             worst = max(worst, again.ratio or 0.0)
-        worst = max(worst, found.ratio or 0.0)
+        worst = max(worst, taken.ratio or 0.0)
         bad += bool(wrong)
     return bad, worst
 
 
-def shown(name: str, budget: str, found: Taken) -> None:
+def shown(name: str, budget: str, taken: Taken) -> None:
     """Print one row."""
-    said = "refused" if found.enough else "-" if found.said_s is None else f"{found.said_s:.0f}"
-    ratio = "-" if found.ratio is None else f"{found.ratio:.2f}"
-    what = "; ".join(found.problems) or (f"{found.enough} s is enough" if found.enough else found.left_out)
-    print(f"{name:25} {budget:>6}  {said:>7}  {found.took_s:7.0f}  {ratio:>5}  {what}", flush=True)
+    forecast = "refused" if taken.enough else "-" if taken.said_s is None else f"{taken.said_s:.0f}"
+    ratio = "-" if taken.ratio is None else f"{taken.ratio:.2f}"
+    what = "; ".join(taken.problems) or (f"{taken.enough} s is enough" if taken.enough else taken.left_out)
+    print(f"{name:25} {budget:>6}  {forecast:>7}  {taken.took_s:7.0f}  {ratio:>5}  {what}", flush=True)
 
 
 # True hangs
@@ -231,10 +231,10 @@ def hangs(parent: Path) -> int:
     print("# hang                      found after, s  bar, s  what it said")
     bad = 0
     for index, (name, (overrides, fault)) in enumerate(HANGS.items()):
-        found_s, said = found(parent, parent / f"hang-{index}", overrides, fault)
+        found_s, sentence = found(parent, parent / f"hang-{index}", overrides, fault)
         bad += found_s is None or found_s > HUNG_S + END_S
         after = "-" if found_s is None else f"{found_s:.0f}"
-        print(f"{name:27} {after:>14}  {HUNG_S + END_S:6.0f}  {said}", flush=True)
+        print(f"{name:27} {after:>14}  {HUNG_S + END_S:6.0f}  {sentence}", flush=True)
     return bad
 
 
@@ -300,8 +300,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="the folder of the runs, which stays")
     asked = parser.parse_args()
     rows = tuple(row for row in ROWS if not asked.only or any(name in row.name for name in asked.only))
-    with tempfile.TemporaryDirectory(prefix="scaling-promises-") as made:
-        parent = (asked.keep or Path(made)).absolute()
+    with tempfile.TemporaryDirectory(prefix="scaling-promises-") as scratch:
+        parent = (asked.keep or Path(scratch)).absolute()
         parent.mkdir(parents=True, exist_ok=True)
         bad, worst = promises(rows, parent)
         late = 0

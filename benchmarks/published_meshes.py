@@ -60,24 +60,24 @@ class Forecast:
     def line(self) -> str:
         """Its row of the table."""
         mesh = self.row["strategy"].removesuffix(" vanilla TP")
-        made = {"yes": "compiled", "no": "eager"}.get(self.row["compile"], "")
-        kept, forecast, one = "-", "-", "-"
+        compiled = {"yes": "compiled", "no": "eager"}.get(self.row["compile"], "")
+        kept, forecast, always = "-", "-", "-"
         if self.base is not None:
             kept, forecast = f"{self.published / self.base:.1%}", f"{self.simulated / self.base:.1%}"
-            one = f"{self.of_one:+.1%}"
+            always = f"{self.of_one:+.1%}"
         return (
-            f"{self.row['model']:<14} {mesh:<16} {made:<9} {self.row['gpus']:>5}  {self.published:>9.0f}  "
-            f"{self.simulated:>9.0f}  {self.error:>+7.1%}  {kept:>9}  {forecast:>9}  {one:>7}"
+            f"{self.row['model']:<14} {mesh:<16} {compiled:<9} {self.row['gpus']:>5}  {self.published:>9.0f}  "
+            f"{self.simulated:>9.0f}  {self.error:>+7.1%}  {kept:>9}  {forecast:>9}  {always:>7}"
         )
 
 
 def tensor_of(row: Row) -> int | None:
     """The tensor degree of a row; None: its strategy is not simulated."""
-    found = MESH.fullmatch(row["strategy"])
-    if found is None:
+    match = MESH.fullmatch(row["strategy"])
+    if match is None:
         return None
-    tensor = int(found["tensor"] or 1)
-    shard = int(found["shard"] or int(row["gpus"]) // tensor)
+    tensor = int(match["tensor"] or 1)
+    shard = int(match["shard"] or int(row["gpus"]) // tensor)
     return tensor if shard * tensor == int(row["gpus"]) else None
 
 
@@ -124,7 +124,7 @@ def forecasts(base: Row, rows: Sequence[Row]) -> list[Forecast]:
     targets = [row for row in rows if judges(base, row)]
     asked = [series.ask(row, *words_of(row), stretches=(stretch,)) for row in targets]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(series.answered, targets, asked))
+        sizes = list(pool.map(series.answered, targets, asked))
     print(
         f"{base['model']}, {base['gpus']} GPUs: {first.rate:.0f} tokens/s and GPU, factor {stretch:.3f}",
         flush=True,
@@ -136,7 +136,7 @@ def forecasts(base: Row, rows: Sequence[Row]) -> list[Forecast]:
             simulated=size.tokens / size.steps_s[0],
             base=first.rate if row["model"] == base["model"] else None,
         )
-        for row, size in zip(targets, found, strict=True)
+        for row, size in zip(targets, sizes, strict=True)
     ]
 
 
@@ -148,17 +148,17 @@ def main() -> int:
             "published_meshes", f"{series.TABLE} is not there; SCALING_SHARED_DATA names the folder"
         )
     rows = simulated_rows()
-    found = [one for base in BASES for one in forecasts(base_of(rows, *base), rows)]
+    listed = [row for base in BASES for row in forecasts(base_of(rows, *base), rows)]
     print(
         f"{'model':<14} {'mesh':<16} {'':<9} {'GPUs':>5}  {'published':>9}  {'simulated':>9}  {'error':>7}  "
         f"{'over 8':>9}  {'simulated':>9}  {'1.0':>7}"
     )
-    for one in found:
-        print(one.line())
-    errors = [abs(one.error) for one in found]
-    same = [one for one in found if one.of_one is not None]
-    ones = [abs(one.of_one or 0.0) for one in same]
-    of_same = [abs(one.error) for one in same]
+    for row in listed:
+        print(row.line())
+    errors = [abs(row.error) for row in listed]
+    same = [row for row in listed if row.of_one is not None]
+    ones = [abs(row.of_one or 0.0) for row in same]
+    of_same = [abs(row.error) for row in same]
     print(
         f"mean and worst of the absolute errors: simulated {mean(errors):.1%} and {max(errors):.1%}; of the same model "
         f"{mean(of_same):.1%} and {max(of_same):.1%}, always 1.0 {mean(ones):.1%} and {max(ones):.1%}"
@@ -166,7 +166,7 @@ def main() -> int:
     return result(
         "published_meshes",
         ok=True,
-        rows=len(found),
+        rows=len(listed),
         mean=round(mean(errors), 4),
         worst=round(max(errors), 4),
         same_mean=round(mean(of_same), 4),

@@ -94,16 +94,16 @@ def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
 
 def published(wanted: set[str]) -> dict[str, list[dict[str, str]]]:
     """Rows of the series that are simulated, the smallest first."""
-    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    by_series: dict[str, list[dict[str, str]]] = defaultdict(list)
     with TABLE.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            known = row["model"] in SHAPES or row["model"] == "Llama 3.1 8B"
+            modelled = row["model"] in SHAPES or row["model"] == "Llama 3.1 8B"
             plain = row["compile"] != "yes" and row["precision"] in {"amp_bf16", "bf16"}
-            if row["series"] and known and plain and (not wanted or row["series"] in wanted):
-                found[row["series"]].append(row)
+            if row["series"] and modelled and plain and (not wanted or row["series"] in wanted):
+                by_series[row["series"]].append(row)
     return {
         name: sorted(rows, key=lambda row: int(row["gpus"]))
-        for name, rows in sorted(found.items())
+        for name, rows in sorted(by_series.items())
         if len(rows) >= FITTED
     }
 
@@ -142,23 +142,23 @@ def ask(row: dict[str, str], *mesh_words: str, stretches: Sequence[float] = STRE
     spec = replace(asked.spec, parallel=asked.strategies[0])
     mesh = mesh_of(spec.parallel, int(row["gpus"]))
     inputs = replace(assumed(spec.topology, spec.precision), capacity_bytes=UNLIMITED_BYTES)
-    made = simulation(spec, mesh, inputs, batch_of(spec, mesh), whole=False)
-    (expected,) = made.physics
-    return replace(made, physics=tuple(replace(expected, name=f"x {s:g}", stretch=s) for s in stretches))
+    asked_for = simulation(spec, mesh, inputs, batch_of(spec, mesh), whole=False)
+    (expected,) = asked_for.physics
+    return replace(asked_for, physics=tuple(replace(expected, name=f"x {s:g}", stretch=s) for s in stretches))
 
 
 def answered(row: dict[str, str], asked: Simulation) -> Size:
     """A row with its simulated steps. SystemExit where it gives none."""
-    found = simulate(asked)
-    if found.failed is not None:
-        raise SystemExit(f"{row['series']} at {row['gpus']}: {found.failed}")
+    simulated = simulate(asked)
+    if simulated.failed is not None:
+        raise SystemExit(f"{row['series']} at {row['gpus']}: {simulated.failed}")
     plain = row["act_ckpt"] in {"True", "False"}
     return Size(
         gpus=int(row["gpus"]),
         rate=float(row["tokens_per_s_per_gpu"]),
         tokens=float(row["seq_len"]) * int(row["micro_batch"]) * steps_of(row) / asked.spec.parallel.tensor,
-        steps_s=tuple(step.step_ns / 1e9 for step in found.steps),
-        peak=f"{found.memory.peak_bytes / 1e9:>7.1f}" if found.memory and plain else f"{'-':>7}",
+        steps_s=tuple(step.step_ns / 1e9 for step in simulated.steps),
+        peak=f"{simulated.memory.peak_bytes / 1e9:>7.1f}" if simulated.memory and plain else f"{'-':>7}",
     )
 
 
@@ -178,14 +178,14 @@ def calibrated(first: Size, second: Size) -> tuple[float, float]:
 def forecasts(sizes: list[Size]) -> dict[str, float]:
     """The largest size's throughput over the smallest's, by each way to tell it from the sizes before."""
     first, last = sizes[0], sizes[-1]
-    found = {"factor": last.simulated(stretch_for(first)) / first.rate, "one": 1.0}
+    ratios = {"factor": last.simulated(stretch_for(first)) / first.rate, "one": 1.0}
     if len(sizes) > FITTED:
         second = sizes[1]
         factor, spread = calibrated(first, second)
         slope = (second.rate - first.rate) / math.log2(second.gpus / first.gpus)
-        found["simulated"] = last.simulated(factor * (1 + spread * latest(last.gpus))) / first.rate
-        found["line"] = (first.rate + slope * math.log2(last.gpus / first.gpus)) / first.rate
-    return found
+        ratios["simulated"] = last.simulated(factor * (1 + spread * latest(last.gpus))) / first.rate
+        ratios["line"] = (first.rate + slope * math.log2(last.gpus / first.gpus)) / first.rate
+    return ratios
 
 
 def line_of(name: str, model: str, sizes: list[Size], off: dict[str, float]) -> str:
@@ -225,17 +225,17 @@ def main() -> int:
             print(line_of(name, rows[0]["model"], sizes, off), flush=True)
     if not errors:
         return skipped("published_series", "no series that is simulated was asked for")
-    sizes_of = {key: [abs(e) for e in of] for key, of in sorted(errors.items())}
+    sizes_of = {key: [abs(e) for e in offs] for key, offs in sorted(errors.items())}
     print(
         "mean and worst of the absolute errors (two_: series of two sizes): "
-        + "; ".join(f"{key} {mean(of):.2%} and {max(of):.2%}" for key, of in sizes_of.items())
+        + "; ".join(f"{key} {mean(offs):.2%} and {max(offs):.2%}" for key, offs in sizes_of.items())
     )
     return result(
         "published_series",
         ok=True,
         series=len(errors["one"]) + len(errors["two_one"]),
-        **{f"{key}_mean": round(mean(of), 4) for key, of in sizes_of.items()},
-        **{f"{key}_worst": round(max(of), 4) for key, of in sizes_of.items()},
+        **{f"{key}_mean": round(mean(offs), 4) for key, offs in sizes_of.items()},
+        **{f"{key}_worst": round(max(offs), 4) for key, offs in sizes_of.items()},
     )
 
 

@@ -87,10 +87,10 @@ def main() -> int:
                 shutil.copytree(run, asked.keep / f"resume-{asked.seed}-{runs}")
             status = read(run / "status.json")
             counted = {launch for trial in status["trials"] for launch in trial["launches"]}
-            of = " ".join(f"{t['world_size']}:{t['launches']}" for t in status["trials"])
+            where = " ".join(f"{t['world_size']}:{t['launches']}" for t in status["trials"])
             print(
                 f"{runs:4} {len(ended):5}  {' '.join(ended):38} {len(status['launches']):8} "
-                f"{len(status['launches']) - len(counted):9}  {of:16} {'; '.join(wrong) or 'complete, each once'}",
+                f"{len(status['launches']) - len(counted):9}  {where:16} {'; '.join(wrong) or 'complete, each once'}",
                 flush=True,
             )
     took = f"{(time.monotonic() - begin) / 60:.0f} min"
@@ -185,37 +185,39 @@ def left_of(run: Path, seconds: float = 20) -> list[str]:
 
 
 def command_lines() -> list[str]:
-    found = []
+    lines = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if int(process.name) != os.getpid():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                lines.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
             continue
-    return found
+    return lines
 
 
 def trials(run: Path) -> list[tuple[int, str, int, list[str]]]:
     """Contents of the analysis: world size, status, launches it was measured in, and the arms with a number."""
-    found = read(run / "analysis.json")
-    arms = {p["world_size"]: [k for k, v in p["arms_ms"].items() if v is not None] for p in found["points"]}
+    analysis = read(run / "analysis.json")
+    arms = {
+        p["world_size"]: [k for k, v in p["arms_ms"].items() if v is not None] for p in analysis["points"]
+    }
     return [
         (t["world_size"], t["status"], len(t["launches"]), arms.get(t["world_size"], []))
-        for t in found["trials"]
+        for t in analysis["trials"]
     ]
 
 
 def unlike(run: Path, wanted: list[tuple[int, str, int, list[str]]]) -> list[str]:
     """How a run differs from one that was not ended, and whether its analysis names the launches of its trials."""
     wrong = [f"{have} is not {want}" for have, want in zip(trials(run), wanted, strict=True) if have != want]
-    status, found = read(run / "status.json"), read(run / "analysis.json")
-    for trial, said in zip(status["trials"], found["trials"], strict=True):
-        if said["launches"] != trial["launches"]:
+    status, analysis = read(run / "status.json"), read(run / "analysis.json")
+    for trial, reported in zip(status["trials"], analysis["trials"], strict=True):
+        if reported["launches"] != trial["launches"]:
             wrong.append(
-                f"world size {trial['world_size']} is read from {said['launches']}, measured in {trial['launches']}"
+                f"world size {trial['world_size']} is read from {reported['launches']}, measured in {trial['launches']}"
             )
     counted = {launch for trial in status["trials"] for launch in trial["launches"]}
-    named = {int(k) for text in found["quality"]["warnings"] for k in cut_off(text)}
+    named = {int(k) for text in analysis["quality"]["warnings"] for k in cut_off(text)}
     measured = {launch["index"] for launch in status["launches"] if has_blocks(run, launch["index"])}
     if named != measured - counted:
         wrong.append(f"left out were {sorted(measured - counted)}, the report says {sorted(named)}")
@@ -224,8 +226,8 @@ def unlike(run: Path, wanted: list[tuple[int, str, int, list[str]]]) -> list[str
 
 def cut_off(warning: str) -> list[str]:
     """The launches that a warning says were left out."""
-    found = re.match(r"launch ([\d, ]+) was cut off and is not counted", warning)
-    return found.group(1).split(", ") if found else []
+    match = re.match(r"launch ([\d, ]+) was cut off and is not counted", warning)
+    return match.group(1).split(", ") if match else []
 
 
 def has_blocks(run: Path, launch: int) -> bool:

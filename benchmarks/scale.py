@@ -194,7 +194,7 @@ def _family(pid: int) -> list[int]:
         text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     except OSError:
         return [pid]
-    return [pid, *(one for child in map(int, text.split()) for one in _family(child))]
+    return [pid, *(process for child in map(int, text.split()) for process in _family(child))]
 
 
 def _resident_bytes(pid: int) -> int:
@@ -211,37 +211,39 @@ def _held_bytes(pid: int) -> int:
     The kernel goes through all pages for it: four times a second, three processes of 600 MB took a tenth of a core.
     """
     try:
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        match = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     except OSError:  # it has ended
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0
 
 
 def _two_cores() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
 
 
-def causes(document: dict[str, Any], truth: Any, of: Any, ranks: int) -> list[tuple[str, float, float, bool]]:
+def causes(
+    document: dict[str, Any], truth: Any, expected: Any, ranks: int
+) -> list[tuple[str, float, float, bool]]:
     """(name, found, truth, whether it was found); margins are those of the interval over 34 rounds."""
     point, level = document["points"][0], document["fabric"]["levels"][0]
     late = point["straggler"] or {"rank": -1, "phase": "", "cost_ms": {"value": 0.0}}
-    step_ms = of.step_ns["plain"] / MS
-    found = [
+    step_ms = expected.step_ns["plain"] / MS
+    compared = [
         ("late rank", late["rank"], ranks // 3, late["rank"] == ranks // 3 and late["phase"] == "input"),
-        near("its cost, ms", late["cost_ms"], of.cost_ns[ranks // 3] / MS, 0.05),
+        near("its cost, ms", late["cost_ms"], expected.cost_ns[ranks // 3] / MS, 0.05),
         near("step, ms", point["step_ms"], step_ms, 0.02),
-        near("efficiency", point["efficiency"], of.efficiency, 0.02),
-        near("bus bandwidth, Gbit/s", point["comm"]["busbw_gbit_s"], of.busbw_gbit_s, 0.03),
+        near("efficiency", point["efficiency"], expected.efficiency, 0.02),
+        near("bus bandwidth, Gbit/s", point["comm"]["busbw_gbit_s"], expected.busbw_gbit_s, 0.03),
         near("alpha, us", level["alpha_us"], truth.alpha_ns / 1e3, 0.05),
         near("bandwidth of the link, Gbit/s", level["busbw_gbit_s"], 8 / truth.beta_ns, 0.05),
     ]
-    for cause, share in of.loss.items():
+    for cause, share in expected.loss.items():
         number = point["loss"][cause]
         if number is None and not share:  # small_batch is strong scaling's
             continue
         value = float("nan") if number is None else number["value"]
-        found.append((f"loss: {cause}", value, share, abs(value - share) <= 0.01))
-    return found
+        compared.append((f"loss: {cause}", value, share, abs(value - share) <= 0.01))
+    return compared
 
 
 def near(
@@ -290,26 +292,26 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
         expected = made(truth, folder)
         made_s = time.perf_counter() - begin
         rows[ranks], size = rows_of(folder)
-        took[ranks] = one = analyze(folder)
+        took[ranks] = run = analyze(folder)
         report_mb, shown = folder.report_html.stat().st_size / 1e6, drawn(folder.report_html)
-        said = {None: "no Chromium", True: "yes", False: "NO"}[shown]
+        shown_text = {None: "no Chromium", True: "yes", False: "NO"}[shown]
         print(
-            f"{ranks:>6}{rows[ranks]:>12,}{size / 1e6:>7.0f}{made_s:>11.1f}{one.seconds:>8.1f}{one.cpu_s:>8.1f}"
-            f"{one.seconds / rows[ranks] * 1e6:>10.2f}{one.peak_gib:>7.2f}{report_mb:>11.2f}  {said}",
+            f"{ranks:>6}{rows[ranks]:>12,}{size / 1e6:>7.0f}{made_s:>11.1f}{run.seconds:>8.1f}{run.cpu_s:>8.1f}"
+            f"{run.seconds / rows[ranks] * 1e6:>10.2f}{run.peak_gib:>7.2f}{report_mb:>11.2f}  {shown_text}",
             flush=True,
         )
-        found = causes(json.loads(folder.analysis.read_text()), truth, expected[ranks], ranks)
-        for name, value, put_in, right in found:
+        compared = causes(json.loads(folder.analysis.read_text()), truth, expected[ranks], ranks)
+        for name, value, put_in, right in compared:
             print(f"       {name:<32}{value:>12.5g}  put in {put_in:<12.5g}{'' if right else 'MISSED'}")
-        met[f"causes at {ranks}"] = all(right for *_, right in found)
-        print(f"       {one.files} files of the launch opened, each at most {one.opens} times")
-        met[f"opens at {ranks}"] = one.opens == 1 or ranks > SECONDS_RANKS
-        met[f"memory at {ranks}"] = one.peak_gib <= (GIB if ranks <= SECONDS_RANKS else GIB_BEYOND)
+        met[f"causes at {ranks}"] = all(right for *_, right in compared)
+        print(f"       {run.files} files of the launch opened, each at most {run.opens} times")
+        met[f"opens at {ranks}"] = run.opens == 1 or ranks > SECONDS_RANKS
+        met[f"memory at {ranks}"] = run.peak_gib <= (GIB if ranks <= SECONDS_RANKS else GIB_BEYOND)
         met[f"report at {ranks}"] = report_mb <= REPORT_MB and shown is not False
         if not keep:
             shutil.rmtree(folder.path)
     largest = max(sizes)
-    met["time"] = all(of.seconds <= SECONDS for ranks, of in took.items() if ranks <= SECONDS_RANKS)
+    met["time"] = all(run.seconds <= SECONDS for ranks, run in took.items() if ranks <= SECONDS_RANKS)
     result: dict[str, Any] = {"ranks": largest, "rows": rows[largest]}
     if len(sizes) > 2:
         low, middle, high = sorted(sizes)[-3:]

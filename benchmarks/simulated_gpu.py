@@ -65,11 +65,11 @@ class Bars:
         self.worst = max(self.worst, figure.beyond(LEAST_MS))
         self.check(ok, describe(figure))
 
-    def check(self, ok: bool, said: str) -> None:
+    def check(self, ok: bool, statement: str) -> None:
         """Judge one statement."""
         self.looked += 1
         self.missed += not ok
-        print(f"  {said}{'' if ok else '   MISSED'}")
+        print(f"  {statement}{'' if ok else '   MISSED'}")
 
 
 def exact(seed: int, bars: Bars) -> Ran:
@@ -106,14 +106,14 @@ def exact(seed: int, bars: Bars) -> Ran:
 def shared(seed: int, bars: Bars) -> None:
     """Two communicators that share a wire, with a rank late on its stream."""
     case = draw(seed, 4, "stream")
-    merged, replay, known = communicators.run(case)
+    merged, replay, by_rank = communicators.run(case)
     clean, before, _ = communicators.run(case.without_late)
     print("4 ranks, two communicators that share a wire: found, known, off (ms)")
-    alone = np.array([[step.alone for step in own] for own in known])[0].mean(axis=0) / MS
+    alone = np.array([[step.alone for step in rank_steps] for rank_steps in by_rank])[0].mean(axis=0) / MS
     for k, value in enumerate(merged.transfer.mean(axis=0) / MS):
         bars.figure(Figure.of(f"bucket {k} transfer", value, alone[k]))
-    transfer = np.mean([[step.transfer_ns for step in own] for own in known]) / MS
-    wait = np.mean([[step.wait_ns for step in own] for own in known]) / MS
+    transfer = np.mean([[step.transfer_ns for step in rank_steps] for rank_steps in by_rank]) / MS
+    wait = np.mean([[step.wait_ns for step in rank_steps] for rank_steps in by_rank]) / MS
     bars.figure(Figure.of("exposed transfer", merged.exposed_transfer.mean() / MS, transfer))
     bars.figure(Figure.of("exposed skew", merged.exposed_skew.mean() / MS, wait - transfer))
     saved = (replay.period() - replay.without([case.late_rank]).period()).mean() / MS
@@ -160,9 +160,9 @@ def kernels(bars: Bars) -> None:
             seen = timed.explained(model, batch, slow, launch_us)
             print(f"{model}, launches of {launch_us:.0f} us: found, known, off (ms); {seen.line.said}")
             bars.check(seen.share >= timed.EXPLAINED, f"named parts explain {seen.share:.1%} of the step")
-            for name, part, known in seen.figures(slow_part):
+            for name, part, truth in seen.figures(slow_part):
                 bars.check(
-                    abs(part - known) <= SHARE * seen.line.step_ms.value, f"{name} {part:.3f} {known:.3f}"
+                    abs(part - truth) <= SHARE * seen.line.step_ms.value, f"{name} {part:.3f} {truth:.3f}"
                 )
 
 
@@ -174,26 +174,26 @@ def few_queues(bars: Bars) -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     cell = queues.cell(Path(folder) / "run", strategy, connections, old=old)
                 late, over = cell.point.straggler, cell.details_cost
-                found = (late.rank, late.phase) == (ranks - 1, "input") if late else False
-                right = found and late is not None and abs(late.cost_ms.value / queues.LATE_MS - 1) <= SHARE
+                named = (late.rank, late.phase) == (ranks - 1, "input") if late else False
+                right = named and late is not None and abs(late.cost_ms.value / queues.LATE_MS - 1) <= SHARE
                 untouched = over is None or over < DISTURBED
                 cost = "" if over is None else f", details move a rank's own time by {over:.2%}"
-                said = f"{strategy}, {connections} queues: {'named' if right else 'not named'}{cost}"
+                text = f"{strategy}, {connections} queues: {'named' if right else 'not named'}{cost}"
                 if old:
-                    print(f"  before: {said}")
+                    print(f"  before: {text}")
                 else:
-                    bars.check(right and untouched, said)
+                    bars.check(right and untouched, text)
 
 
 def noisy(seed: int, runs: int, bars: Bars) -> tuple[float, float]:
     """How often intervals hold the truth under noise, and their median width."""
-    found = [
+    cases = [
         run(draw(seed, 2 if k % 2 else 4, ("", "stream")[k // 2 % 2], noise=NOISE, rounds=6, noise_seed=k))
         for k in range(runs)
     ]
-    held, widths = [], []
-    for ran in found:
-        alike = [other for other in found if other.case.name == ran.case.name]
+    inside, widths = [], []
+    for ran in cases:
+        alike = [other for other in cases if other.case.name == ran.case.name]
         expected: dict[str, list[float]] = {}
         for other in alike:  # the truth is the mean of what the simulation knows of all runs of a kind
             for figure in figures(other):
@@ -201,10 +201,10 @@ def noisy(seed: int, runs: int, bars: Bars) -> tuple[float, float]:
         for figure in figures(ran):
             judged = Figure(name=figure.name, found=figure.found, known=float(np.mean(expected[figure.name])))
             if judged.known > LEAST_MS and judged.found is not None:
-                held.append(judged.holds or judged.right(0, LEAST_MS / 4))
+                inside.append(judged.holds or judged.right(0, LEAST_MS / 4))
                 widths.append(judged.width)
-    share, width = sum(held) / len(held), median(widths)
-    bars.check(share >= HELD, f"{share:.0%} of {len(held)} intervals of {runs} noisy runs hold the truth")
+    share, width = sum(inside) / len(inside), median(widths)
+    bars.check(share >= HELD, f"{share:.0%} of {len(inside)} intervals of {runs} noisy runs hold the truth")
     bars.check(width <= WIDTH, f"their median width is {width:.1%} of it")
     return share, width
 
@@ -216,9 +216,9 @@ def before(ran: Ran) -> tuple[float, float]:
     for figure in figures(ran, ran.as_gloo()):
         print(f"  {describe(figure)}")
         off.append(abs(figure.error) / figure.known if figure.known else 0.0)
-    one, many, link = ran.smallest_us()
-    print(f"  a message of 1 KiB: alone {one:.0f} us, one of many {many:.0f} us, the link {link:.0f} us")
-    return max(off), one / link - 1
+    single, many, link = ran.smallest_us()
+    print(f"  a message of 1 KiB: alone {single:.0f} us, one of many {many:.0f} us, the link {link:.0f} us")
+    return max(off), single / link - 1
 
 
 def main() -> int:

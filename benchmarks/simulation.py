@@ -137,17 +137,17 @@ class Row:
 
 def wanted(parent: Path) -> list[tuple[Path, list[str]]]:
     """All runs, with the overrides that measure them."""
-    found = []
+    runs = []
     for source in SOURCES:
-        found.append((folder_of(parent, source.name), source.overrides("[1,2]", (), BUDGET_S["source"])))
-        found += [
+        runs.append((folder_of(parent, source.name), source.overrides("[1,2]", (), BUDGET_S["source"])))
+        runs += [
             (
                 folder_of(parent, source.name, name),
                 source.overrides(f"[{ranks}]", changed, BUDGET_S["target"]),
             )
             for name, ranks, changed in source.targets
         ]
-    return found
+    return runs
 
 
 def folder_of(parent: Path, *names: str) -> Path:
@@ -171,7 +171,7 @@ def simulated(source: Run, words: list[str], ranks: int) -> Simulated:
     asked = to_simulation([*words, f"world_sizes=[{ranks}]"], read_config(source.folder))
     parallel = asked.strategies[0]
     machine, mesh = Measured(asked, source), mesh_of(parallel, ranks)
-    found = simulate(
+    answer = simulate(
         simulation(
             asked.spec,
             mesh,
@@ -181,9 +181,9 @@ def simulated(source: Run, words: list[str], ranks: int) -> Simulated:
             whole=False,
         )
     )
-    if found.failed is not None:
-        raise SystemExit(f"{' '.join(words)} at {ranks}: {found.failed}")
-    return found
+    if answer.failed is not None:
+        raise SystemExit(f"{' '.join(words)} at {ranks}: {answer.failed}")
+    return answer
 
 
 def today(source: Run, words: list[str], ranks: int) -> tuple[float | None, float | None]:
@@ -247,9 +247,9 @@ def _held(rows: list[Row]) -> int:
     """The bars. Where the predictor answers, both are compared on the same rows."""
     steps = [abs(row.simulated) for row in rows]
     off = mean(abs(row.simulated_points) for row in rows)
-    one = mean(abs(row.one_points) for row in rows)
-    found = {"median": median(steps), "worst": max(steps), "of_one": off / one}
-    met = {name: value <= BARS[name] for name, value in found.items()}
+    ones = mean(abs(row.one_points) for row in rows)
+    figures = {"median": median(steps), "worst": max(steps), "of_one": off / ones}
+    met = {name: value <= BARS[name] for name, value in figures.items()}
     both = [(abs(row.simulated), abs(row.predicted)) for row in rows if row.predicted is not None]
     if both:
         ours, theirs = zip(*both, strict=True)
@@ -257,9 +257,9 @@ def _held(rows: list[Row]) -> int:
             f"step, the {len(both)} rows that the predictor answers: simulated {median(ours):.1%} in the median, "
             f"{max(ours):.1%} at the worst; predictor {median(theirs):.1%}, {max(theirs):.1%}"
         )
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:<8} {value:6.1%}  bar {BARS[name]:.0%}  {'met' if met[name] else 'MISSED'}")
-    rounded = {name: round(value, 4) for name, value in found.items()}
+    rounded = {name: round(value, 4) for name, value in figures.items()}
     return harness.result("simulation", ok=all(met.values()), cells=len(rows), **rounded)
 
 

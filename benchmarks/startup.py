@@ -35,8 +35,8 @@ def seconds(arguments: str) -> float:
 def main() -> int:
     times: dict[str, list[float]] = {name: [] for name in BARS_S}
     for _ in range(STARTS):
-        for name, found in times.items():
-            found.append(seconds(name))
+        for name, seconds_each in times.items():
+            seconds_each.append(seconds(name))
     ok = True
     print(f"{'command':<32} {'best s':>7} {'median s':>9} {'bar s':>6}  heavy imports")
     for name, bar in BARS_S.items():
@@ -46,7 +46,7 @@ def main() -> int:
         ok &= best <= bar and not heavy
         print(f"scaling {name:<24} {best:7.3f} {median:9.3f} {bar:6.1f}  {heavy or 'none'}")
     return harness.result(
-        "startup", ok=ok, best_s={name: round(min(found), 3) for name, found in times.items()}
+        "startup", ok=ok, best_s={name: round(min(seconds_each), 3) for name, seconds_each in times.items()}
     )
 
 

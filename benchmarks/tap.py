@@ -50,11 +50,11 @@ def main() -> int:
                 with tap.on() if name == "open" else contextlib.nullcontext():
                     rounds[name].append(each_us())
         dist.destroy_process_group()
-    found = {name: statistics.median(values) for name, values in {"never": before, **rounds}.items()}
-    apart = abs(found["again"] - found["closed"])
-    closed = (found["again"] + found["closed"]) / 2 - found["never"]
-    opened = found["open"] - found["closed"]
-    for name, value in found.items():
+    medians = {name: statistics.median(values) for name, values in {"never": before, **rounds}.items()}
+    apart = abs(medians["again"] - medians["closed"])
+    closed = (medians["again"] + medians["closed"]) / 2 - medians["never"]
+    opened = medians["open"] - medians["closed"]
+    for name, value in medians.items():
         print(f"{name:<8} {value:7.2f} us a collective")
     ok = closed <= max(apart, RESOLUTION_US) and opened <= BAR_OPEN_US
     return harness.result(

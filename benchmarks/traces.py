@@ -81,10 +81,10 @@ def repeat(source: Path, target: Path, events: int) -> int:
     span = int((max(times) - min(times)) * 1.2)
     ids = max(int(i) for i in re.findall(rb'"correlation": (\d+)', body)) + 1
     pieces, values, at = [], [], 0
-    for found in SHIFTED.finditer(body):
-        pieces.append(body[at : found.start(2)].replace(b"%", b"%%") + b"%d")
-        values.append((int(found[2]), span if found[1] == b'"ts": ' else ids))
-        at = found.end()
+    for match in SHIFTED.finditer(body):
+        pieces.append(body[at : match.start(2)].replace(b"%", b"%%") + b"%d")
+        values.append((int(match[2]), span if match[1] == b'"ts": ' else ids))
+        at = match.end()
     template = b"".join(pieces) + body[at:].replace(b"%", b"%%")
     each = body.count(b'"ph"')
     copies = -(-events // each)
@@ -202,7 +202,7 @@ def main() -> int:
 
 
 def compare_all(reference: list[str], here: Path, events: int) -> int:
-    own = [*harness.SCALING, "trace", "--json"]
+    ours_command = [*harness.SCALING, "trace", "--json"]
     for name, size in (("quarter", events // 4), ("large", events)):
         (here / name).mkdir()
         for rank in range(RANKS):
@@ -213,7 +213,7 @@ def compare_all(reference: list[str], here: Path, events: int) -> int:
     print(f"{'set':<8}" + "".join(f"{head:>9}" for head in heads))
     ok = True
     for name, folder, repeats in (("small", TRACES, 5), ("large", here / "large", 2)):
-        pairs = [(run([*own, str(folder)]), run([*reference, str(folder)])) for _ in range(repeats)]
+        pairs = [(run([*ours_command, str(folder)]), run([*reference, str(folder)])) for _ in range(repeats)]
         ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         (hta_s, hta_mib), (own_s, own_mib) = (
             (min(r[0] for r in rows), max(r[1] for r in rows)) for rows in (theirs, ours)
@@ -234,7 +234,7 @@ def compare_all(reference: list[str], here: Path, events: int) -> int:
         ok &= worst <= EQUAL and share <= MEMORY
         if name == "large":
             ok &= speed >= SPEED
-            fewer = min(run([*own, str(here / "quarter")])[0] for _ in range(3))
+            fewer = min(run([*ours_command, str(here / "quarter")])[0] for _ in range(3))
             growth = ((own_s - bare) / 4) / (fewer - bare)
             print(
                 f"growth   time per event at {events} a rank over that at {events // 4}: {growth:.2f}, bar {LINEAR}"

@@ -62,10 +62,10 @@ def of_design(case: FaultCase) -> Cells:
         assert run is not None
         if where.status.exists():
             return {case.name: graded(case, where, run.plan)}
-        found, interrupted = run_case(run, where)
+        graded_case, interrupted = run_case(run, where)
         if interrupted:
             raise KeyboardInterrupt
-        return {case.name: found}
+        return {case.name: graded_case}
 
     return Cells((case,), measure)
 
@@ -79,33 +79,33 @@ def of_loop(name: str) -> Cells:
     return Cells(zoo_loops.cases(name), measure)
 
 
-def line(case: FaultCase, found: SelfTestCase | None, took_s: float) -> str:
+def line(case: FaultCase, cell: SelfTestCase | None, took_s: float) -> str:
     """One cell as it ends."""
-    if found is None:
+    if cell is None:
         return f"MISS {case.name:44} measured nothing"
-    ok = found.hit and not found.false_alarms
+    ok = cell.hit and not cell.false_alarms
     off = (
         ""
-        if found.attributed_ms is None or found.expected_ms is None
-        else f"{found.attributed_ms - found.expected_ms:+6.1f} ms"
+        if cell.attributed_ms is None or cell.expected_ms is None
+        else f"{cell.attributed_ms - cell.expected_ms:+6.1f} ms"
     )
     false = "  ".join(
-        f"false: {cause}{' (sure)' * (cause in found.sure_alarms)}" for cause in found.false_alarms
+        f"false: {cause}{' (sure)' * (cause in cell.sure_alarms)}" for cause in cell.false_alarms
     )
-    busy = "  contended" if found.contended and not case.contended else ""
+    busy = "  contended" if cell.contended and not case.contended else ""
     return (
-        f"{'ok  ' if ok else 'MISS'} {case.name:44} {found.first:15} {off:>9}  step {found.step_ms.value:4.0f} ms"
+        f"{'ok  ' if ok else 'MISS'} {case.name:44} {cell.first:15} {off:>9}  step {cell.step_ms.value:4.0f} ms"
         f"  {took_s:3.0f} s{busy}  {false}"
     ).rstrip()
 
 
 def table(cells: Sequence[tuple[FaultCase, SelfTestCase | None]]) -> str:
     """Fault by family: right cells of all."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for case, one in cells:
+    rows: dict[str, dict[str, str]] = defaultdict(dict)
+    for case, cell in cells:
         family, fault = case.name.split(", ")
         fault = fault.removeprefix("rank 0 ").removeprefix("rank 1 ")
-        found[fault][family] = "ok" if one is not None and one.hit and not one.false_alarms else "MISS"
+        rows[fault][family] = "ok" if cell is not None and cell.hit and not cell.false_alarms else "MISS"
     families = [*zoo.FAMILIES, *zoo_loops.LOOPS]
     head = f"{'':20}" + "".join(f"{f[:11]:>12}" for f in families)
     return "\n".join(
@@ -113,7 +113,7 @@ def table(cells: Sequence[tuple[FaultCase, SelfTestCase | None]]) -> str:
             head,
             *(
                 f"{fault:20}" + "".join(f"{row.get(f, ''):>12}" for f in families)
-                for fault, row in found.items()
+                for fault, row in rows.items()
             ),
         ]
     )
@@ -140,11 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for cells in every:
             begin = time.monotonic()
-            found = cells.measure(folder / cells.folder)
+            graded_cells = cells.measure(folder / cells.folder)
             took_s = (time.monotonic() - begin) / len(cells.cases)
             for case in cells.cases:
-                ended.append((case, found[case.name]))
-                print(line(case, found[case.name], took_s), flush=True)
+                ended.append((case, graded_cells[case.name]))
+                print(line(case, graded_cells[case.name], took_s), flush=True)
     finally:
         if asked.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -154,14 +154,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def judged(ended: Sequence[tuple[FaultCase, SelfTestCase | None]]) -> int:
     """Hold the cells against the bars and print the result."""
-    found = [one for _, one in ended if one is not None]
-    right = sum(one.hit and not one.false_alarms for one in found) / max(1, len(ended))
-    controls = [one for one in found if one.name.endswith("control") and one.false_alarms]
-    surely = [one for one in found if one.sure_alarms]
+    results = [cell for _, cell in ended if cell is not None]
+    right = sum(cell.hit and not cell.false_alarms for cell in results) / max(1, len(ended))
+    controls = [cell for cell in results if cell.name.endswith("control") and cell.false_alarms]
+    surely = [cell for cell in results if cell.sure_alarms]
     off = [
-        (abs(one.attributed_ms - one.expected_ms), one.expected_ms)
-        for one in found
-        if one.attributed_ms is not None and one.expected_ms is not None
+        (abs(cell.attributed_ms - cell.expected_ms), cell.expected_ms)
+        for cell in results
+        if cell.attributed_ms is not None and cell.expected_ms is not None
     ]
     typical_ms = statistics.median(ms for ms, _ in off) if off else 0.0
     within = [ms <= max(OFF * put, OFF_MS) for ms, put in off]

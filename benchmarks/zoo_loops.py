@@ -102,11 +102,11 @@ def plain(
                         if micro == 0:
                             stall("input")
                         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
-                            found = [called(inputs) for _ in range(forwards)]
-                            losses = [cross_entropy(outputs, targets) for outputs in found]
+                            outputs_of = [called(inputs) for _ in range(forwards)]
+                            losses = [cross_entropy(outputs, targets) for outputs in outputs_of]
                         stall("forward")
                         # Where the gradient enters the model: the loss and its own gradient count as forward.
-                        found[-1].register_hook(lambda _gradient: stall("backward"))
+                        outputs_of[-1].register_hook(lambda _gradient: stall("backward"))
                         torch.stack(losses).sum().backward()
                 if clips:
                     torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
@@ -186,11 +186,11 @@ def measured(name: str, folder: Path) -> dict[str, SelfTestCase | None]:
     if not (folder / FAULT).exists():
         folder.mkdir(parents=True, exist_ok=True)
         run_on_hosts(__file__, [name, str(folder)], hosts=2, rate=RATE, folder=folder)
-    found: dict[str, SelfTestCase | None] = {}
+    graded: dict[str, SelfTestCase | None] = {}
     for case, part in zip(cases(name), (CONTROL, FAULT), strict=True):
         run = RunFolder(folder / part)
-        found[case.name] = grade(case, rebuild(run).analysis, read_plan(run))
-    return found
+        graded[case.name] = grade(case, rebuild(run).analysis, read_plan(run))
+    return graded
 
 
 def worker(name: str, folder: Path) -> None:

@@ -79,12 +79,12 @@ class OneRank:
         self, module: torch.nn.Module, device: Accelerator | None = None, batch: int | None = None
     ) -> Loop:
         """The harness's loop around a module."""
-        own, generator = self.workload, torch.Generator().manual_seed(0)
-        batches = [self.device.stage(own.make_batch(batch or self.batch, generator)) for _ in range(BATCHES)]
+        work, generator = self.workload, torch.Generator().manual_seed(0)
+        batches = [self.device.stage(work.make_batch(batch or self.batch, generator)) for _ in range(BATCHES)]
         return Loop(
-            workload=own,
+            workload=work,
             module=module,
-            optimizer=own.optimizer(own.module.parameters()),
+            optimizer=work.optimizer(work.module.parameters()),
             fetch=Feed(batches).fetch,
             accumulation=1,
             device=device or self.device,
@@ -105,11 +105,11 @@ def follow_stream(group: Any, device: Any) -> None:
         Tap.streams[group.group_name] = stream_of(group, device)
 
 
-def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
+def probe_overhead(solo: OneRank, group: Any, rounds: int) -> list[Row]:
     """Paired blocks in random order: plain, plain again (A/A), phase stamps, stamps of every bucket."""
-    ddp, tap = one.wrapped(group), Tap(one.device.clock)
-    follow_stream(group, one.device)
-    user = one.loop(ddp, batch=one.device_bound)
+    ddp, tap = solo.wrapped(group), Tap(solo.device.clock)
+    follow_stream(group, solo.device)
+    user = solo.loop(ddp, batch=solo.device_bound)
 
     def buckets() -> None:
         user.stamped()
@@ -122,18 +122,18 @@ def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
         for _ in range(LEAD_IN):
             step()
     stamps = (STEPS + LEAD_IN) * (user.stamps + 3 * len(bucket_bytes(ddp)))
-    found: dict[str, list[float]] = {f"{kind}.{name}": [] for kind in ("wall", "cpu") for name in ARMS}
+    times: dict[str, list[float]] = {f"{kind}.{name}": [] for kind in ("wall", "cpu") for name in ARMS}
     rng = random.Random(0)
     for _ in range(rounds):
         for name in rng.sample(ARMS, len(ARMS)):
             with tap.on() if name == ARMS[-1] else contextlib.nullcontext():
-                wall, cpu = _block(one.device, steps[name], stamps)
-            found[f"wall.{name}"].append(wall)
-            found[f"cpu.{name}"].append(cpu)
-    known = Rounds(
-        {name: np.array(values) for name, values in found.items()}, np.zeros(rounds, dtype=np.int64)
+                wall, cpu = _block(solo.device, steps[name], stamps)
+            times[f"wall.{name}"].append(wall)
+            times[f"cpu.{name}"].append(cpu)
+    rounds_of_arms = Rounds(
+        {name: np.array(values) for name, values in times.items()}, np.zeros(rounds, dtype=np.int64)
     )
-    return [*_overhead_rows(known), *stamp_cost(one.device)]
+    return [*_overhead_rows(rounds_of_arms), *stamp_cost(solo.device)]
 
 
 def stamp_cost(device: Accelerator) -> list[Row]:
@@ -162,15 +162,15 @@ def _block(device: Accelerator, step: Callable[[], Any], stamps: int) -> tuple[f
         return (time.perf_counter() - begin) / STEPS, (time.process_time() - used) / STEPS
 
 
-def _overhead_rows(known: Rounds) -> list[Row]:
+def _overhead_rows(measured: Rounds) -> list[Row]:
     def ratio(name: str) -> tuple[float, float, float]:
-        return _interval(known.ratio(lambda m: m[f"wall.{name}"] / m["wall.plain"]))
+        return _interval(measured.ratio(lambda m: m[f"wall.{name}"] / m["wall.plain"]))
 
     def cpu_ms(name: str) -> float:
-        return _interval(known.measure(lambda m: (m[f"cpu.{name}"] - m["cpu.plain"]) * 1e3))[0]
+        return _interval(measured.measure(lambda m: (m[f"cpu.{name}"] - m["cpu.plain"]) * 1e3))[0]
 
-    step = _interval(known.ratio(lambda m: m["wall.plain"] * 1e3))
-    rounds = len(known.launch)
+    step = _interval(measured.ratio(lambda m: m["wall.plain"] * 1e3))
+    rounds = len(measured.launch)
     return [
         Row(
             section="probe", what="plain step", measured=f"{step[0]:.2f} ms, {rounds} rounds of {STEPS} steps"
@@ -187,29 +187,31 @@ def _interval(number: Measured | None) -> tuple[float, float, float]:
     return number.value, number.low, number.high
 
 
-def own_backend(one: OneRank, group: Any) -> list[Row]:
+def own_backend(solo: OneRank, group: Any) -> list[Row]:
     """Check the backend over one rank: equal gradients under the tap, stamps in order, memory of the communicator."""
-    before = one.device.foreign_bytes()
-    ddp, tap = one.wrapped(group), Tap(one.device.clock)
-    after = one.device.foreign_bytes()
-    follow_stream(group, one.device)
-    images, labels = one.device.load(one.device.stage(one.workload.make_batch(one.batch, torch.Generator())))
+    before = solo.device.foreign_bytes()
+    ddp, tap = solo.wrapped(group), Tap(solo.device.clock)
+    after = solo.device.foreign_bytes()
+    follow_stream(group, solo.device)
+    images, labels = solo.device.load(
+        solo.device.stage(solo.workload.make_batch(solo.batch, torch.Generator()))
+    )
     gradients = []
     for seen in (contextlib.nullcontext(), tap.on()):
         with seen:
             for _ in range(LEAD_IN):
-                with one.device.clock.window(4 * len(bucket_bytes(ddp)) + 2):
-                    begin = one.device.clock.stamp()
+                with solo.device.clock.window(4 * len(bucket_bytes(ddp)) + 2):
+                    begin = solo.device.clock.stamp()
                     ddp.zero_grad(set_to_none=True)
-                    one.workload.loss(ddp(images), labels).backward()  # type: ignore[no-untyped-call]
-                    taken = [each.row(seq, 1) for seq, each in enumerate(tap.take())]
-                    one.device.synchronize()
-                    end = one.device.clock.stamp()
+                    solo.workload.loss(ddp(images), labels).backward()  # type: ignore[no-untyped-call]
+                    calls = [each.row(seq, 1) for seq, each in enumerate(tap.take())]
+                    solo.device.synchronize()
+                    end = solo.device.clock.stamp()
         gradients.append([p.grad.clone() for p in ddp.parameters() if p.grad is not None])
-    first, last = one.device.clock.resolve([begin, end])
-    found = [resolve_collective(one.device.clock, row) for row in taken]
-    stamps = [(row.launch_ns, row.start_ns, row.done_ns) for row in found]
-    slack = one.device.clock.bound_ns + int(rows.JITTER_US * 1e3)
+    first, last = solo.device.clock.resolve([begin, end])
+    resolved = [resolve_collective(solo.device.clock, row) for row in calls]
+    stamps = [(row.launch_ns, row.start_ns, row.done_ns) for row in resolved]
+    slack = solo.device.clock.bound_ns + int(rows.JITTER_US * 1e3)
     in_order = bool(stamps) and all(
         first - slack <= r <= s <= d + slack <= last + 3 * slack for r, s, d in stamps
     )
@@ -217,12 +219,12 @@ def own_backend(one: OneRank, group: Any) -> list[Row]:
         (a - b).norm() <= ALIKE * b.norm() + torch.finfo(b.dtype).tiny
         for a, b in zip(*gradients, strict=True)
     )
-    what = f"{one.backend} at world size 1"
-    held = None if before is None or after is None else (after - before) / 2**20
-    memory = "on the host" if held is None else f"{held:.0f} MiB for the communicator"
-    said = "finite, as without the tap" if alike else "NOT as without the tap"
+    what = f"{solo.backend} at world size 1"
+    memory_mib = None if before is None or after is None else (after - before) / 2**20
+    memory = "on the host" if memory_mib is None else f"{memory_mib:.0f} MiB for the communicator"
+    text = "finite, as without the tap" if alike else "NOT as without the tap"
     return [
-        Row(section="ranks", what=f"{what}, gradients", measured=said, bar="alike", met=alike),
+        Row(section="ranks", what=f"{what}, gradients", measured=text, bar="alike", met=alike),
         Row(
             section="ranks",
             what=f"{what}, buckets",

@@ -17,24 +17,24 @@ PROFILED, PROFILED_LEAD_IN = 20, 5
 """Steps under the profiler; the first of them warm the profiler up and do not count."""
 
 
-def stamped_phases(one: OneRank, folder: Path) -> list[Row]:
+def stamped_phases(solo: OneRank, folder: Path) -> list[Row]:
     """Phases of the bare module's step by events and by the device's own record of its work, in the same steps.
 
     That record is the profiler's trace, or what a simulated device says of its tasks.
     """
-    took = _simulated_phases(one) if one.kind == "sim" else _profiled_phases(one, folder)
+    took = _simulated_phases(solo) if solo.kind == "sim" else _profiled_phases(solo, folder)
     by_events, by_record = (phases.means_ms(steps[PROFILED_LEAD_IN:]) for steps in took)
-    said = "the simulation" if one.kind == "sim" else "the profiler"
-    return [rows.phase(name, by_events[name], by_record[name], said) for name in by_events]
+    source = "the simulation" if solo.kind == "sim" else "the profiler"
+    return [rows.phase(name, by_events[name], by_record[name], source) for name in by_events]
 
 
-def _simulated_phases(one: OneRank) -> tuple[list[Any], list[list[int]]]:
+def _simulated_phases(solo: OneRank) -> tuple[list[Any], list[list[int]]]:
     """Rows of stamps by events, and by the simulation."""
     from scaling_simulator.trace import recorded
 
-    device = copy.copy(one.device)
-    device.clock = clock = phases.NotedClock(one.device.clock)  # type: ignore[assignment]
-    loop = one.loop(one.workload.module, device)
+    device = copy.copy(solo.device)
+    device.clock = clock = phases.NotedClock(solo.device.clock)  # type: ignore[assignment]
+    loop = solo.loop(solo.workload.module, device)
     count = PROFILED + PROFILED_LEAD_IN
     with recorded() as tasks, device.clock.window(count * loop.stamps):
         tokens = [loop.stamped() for _ in range(count)]
@@ -42,12 +42,12 @@ def _simulated_phases(one: OneRank) -> tuple[list[Any], list[list[int]]]:
     return [device.clock.resolve(row) for row in tokens], phases.steps_of(borders)
 
 
-def _profiled_phases(one: OneRank, folder: Path) -> tuple[list[Any], list[list[int]]]:
+def _profiled_phases(solo: OneRank, folder: Path) -> tuple[list[Any], list[list[int]]]:
     """Rows of stamps by events, and by the profiler."""
-    device = copy.copy(one.device)
-    device.clock = phases.MarkedClock(one.device.clock)  # type: ignore[assignment]
-    loop = one.loop(one.workload.module, device)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if one.kind == "cuda" else [])
+    device = copy.copy(solo.device)
+    device.clock = phases.MarkedClock(solo.device.clock)  # type: ignore[assignment]
+    loop = solo.loop(solo.workload.module, device)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if solo.kind == "cuda" else [])
     count = PROFILED + PROFILED_LEAD_IN
     with profile(activities=activities) as profiled, device.clock.window(count * loop.stamps):
         tokens = [loop.stamped() for _ in range(count)]

@@ -77,17 +77,17 @@ def borders_ns(events: Iterable[Mapping[str, Any]]) -> list[int]:
             launched[number] = begin
         elif category in KERNELS | COPIES and number is not None:
             work.append((number, begin + took))
-    known = sorted((launched[number], end) for number, end in work if number in launched)
-    if len(work) - len(known) > LOST_SHARE * len(work):
+    work_launched = sorted((launched[number], end) for number, end in work if number in launched)
+    if len(work) - len(work_launched) > LOST_SHARE * len(work):
         raise ValueError(
-            f"the trace has no launch of {len(work) - len(known)} of {len(work)} pieces of device work"
+            f"the trace has no launch of {len(work) - len(work_launched)} of {len(work)} pieces of device work"
         )
     recorded.sort()
     places = []
     for low, high in sorted(marks):
         at = bisect_left(recorded, low)
         places.append(recorded[at] if at < len(recorded) and recorded[at] <= high else (low + high) / 2)
-    return [round(reached * 1000) for reached in _reached(places, known)]
+    return [round(reached * 1000) for reached in _reached(places, work_launched)]
 
 
 def borders_of_tasks_ns(noted_ns: Sequence[int], tasks: Iterable[tuple[int, int]]) -> list[int]:
@@ -102,11 +102,11 @@ def _reached(marks: Sequence[float], work: Sequence[tuple[float, float]]) -> lis
     """When a stream that does its work in order reaches each mark; `work` is (launched, end), sorted."""
     begun = [begin for begin, _ in work]
     ended = list(accumulate((end for _, end in work), max))
-    found = []
+    reached = []
     for mark in marks:
         before = bisect_right(begun, mark)
-        found.append(max(mark, ended[before - 1]) if before else mark)
-    return found
+        reached.append(max(mark, ended[before - 1]) if before else mark)
+    return reached
 
 
 def steps_of(borders: Sequence[int]) -> list[list[int]]:
@@ -125,5 +125,5 @@ def steps_of(borders: Sequence[int]) -> list[list[int]]:
 def means_ms(rows: Sequence[Sequence[int]]) -> dict[str, float]:
     """Mean of each phase and of the whole step, ms, from rows of stamps in ns."""
     fields = [step_row(row) for row in rows]
-    found = {name: sum(f[2 + i] for f in fields) / len(fields) / 1e6 for i, name in enumerate(PHASES)}
-    return found | {"step": sum(f[1] - f[0] for f in fields) / len(fields) / 1e6}
+    means = {name: sum(f[2 + i] for f in fields) / len(fields) / 1e6 for i, name in enumerate(PHASES)}
+    return means | {"step": sum(f[1] - f[0] for f in fields) / len(fields) / 1e6}

@@ -53,14 +53,14 @@ def overhead(
     bar is not met.
     """
     value, low, high = (number - 1 for number in ratio)
-    said = f"{value:+.2%} [{low:+.2%}, {high:+.2%}] of the step, {cpu_ms:+.3f} ms of CPU"
+    text = f"{value:+.2%} [{low:+.2%}, {high:+.2%}] of the step, {cpu_ms:+.3f} ms of CPU"
     if again is None:
-        return Row(section="probe", what=name, measured=said, value=value)
+        return Row(section="probe", what=name, measured=text, value=value)
     floor = (again[2] - again[1]) / 2
     return Row(
         section="probe",
         what=name,
-        measured=f"{said}; A/A {again[0] - 1:+.2%} ±{floor:.2%}",
+        measured=f"{text}; A/A {again[0] - 1:+.2%} ±{floor:.2%}",
         bar=f"{OVERHEAD_BAR:.1%}, A/A within it",
         met=value <= OVERHEAD_BAR and max(floor, abs(again[0] - 1)) <= OVERHEAD_BAR,
         value=value,
@@ -96,13 +96,13 @@ def beside(what: str, ours: tuple[float | str | None, ...], theirs: float | str 
 
     A value that only nvidia-smi has is a fault. A value that only telemetry has cannot be checked.
     """
-    known = [value for value in ours if value is not None]
+    given = [value for value in ours if value is not None]
     if theirs is None:
-        met = None if known else True
-    elif isinstance(theirs, str) or not known or any(isinstance(value, str) for value in known):
-        met = bool(known) and all(value == theirs for value in known)
+        met = None if given else True
+    elif isinstance(theirs, str) or not given or any(isinstance(value, str) for value in given):
+        met = bool(given) and all(value == theirs for value in given)
     else:
-        met = min(known) - slack <= theirs <= max(known) + slack  # type: ignore[type-var, operator]
+        met = min(given) - slack <= theirs <= max(given) + slack  # type: ignore[type-var, operator]
     shown = " to ".join(dict.fromkeys("null" if value is None else _text(value) for value in ours))
     return Row(
         section="telemetry",
@@ -128,10 +128,10 @@ def run(what: str, status: int, points: Mapping[int, Mapping[str, Any]], wanted:
     for n in sorted(points):
         comm, step = points[n].get("comm") or {}, points[n]["step_ms"]
         busbw = comm.get("busbw_gbit_s")
-        said = [f"step {step['value']:.2f} ms" if step else "no step"]
-        said += [f"busbw {busbw['value']:.3g} Gbit/s"] if busbw else []
+        texts = [f"step {step['value']:.2f} ms" if step else "no step"]
+        texts += [f"busbw {busbw['value']:.3g} Gbit/s"] if busbw else []
         ranks = f"{n} rank{'' if n == 1 else 's'}"
-        rows.append(Row(section="runs", what=f"{what}, {ranks}", measured=", ".join(said)))
+        rows.append(Row(section="runs", what=f"{what}, {ranks}", measured=", ".join(texts)))
     return rows
 
 

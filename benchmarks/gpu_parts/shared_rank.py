@@ -139,18 +139,18 @@ def build(
     model: str, device: torch.device, *, small: bool
 ) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], int, Callable[[], None]]:
     """The module, its loss on a batch that comes from the host, the samples of a batch, and what brings the batch."""
-    held: dict[str, Any] = {}
+    batch_of: dict[str, Any] = {}
     if model == "resnet50":
         batch, image, classes = (4, 32, 10) if small else (48, 224, 1000)
         module = resnet((1, 1, 1, 1), 16, classes) if small else resnet()
         images, labels = torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))
 
         def bring() -> None:
-            held["x"] = pinned[0].to(device, non_blocking=True)
-            held["y"] = pinned[1].to(device, non_blocking=True)
+            batch_of["x"] = pinned[0].to(device, non_blocking=True)
+            batch_of["y"] = pinned[1].to(device, non_blocking=True)
 
         def loss(trained: nn.Module) -> torch.Tensor:
-            return nn.functional.cross_entropy(trained(held["x"]), held["y"])
+            return nn.functional.cross_entropy(trained(batch_of["x"]), batch_of["y"])
 
         pinned = [images, labels]
     else:
@@ -164,10 +164,10 @@ def build(
         pinned = [torch.randint(500, (batch, tokens))]
 
         def bring() -> None:
-            held["x"] = pinned[0].to(device, non_blocking=True)
+            batch_of["x"] = pinned[0].to(device, non_blocking=True)
 
         def loss(trained: nn.Module) -> torch.Tensor:
-            return trained(input_ids=held["x"], labels=held["x"]).loss
+            return trained(input_ids=batch_of["x"], labels=batch_of["x"]).loss
 
     if device.type == "cuda":
         pinned[:] = [tensor.pin_memory() for tensor in pinned]

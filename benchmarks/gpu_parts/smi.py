@@ -83,8 +83,8 @@ def query(fields: Sequence[str], uuid: str, program: str = "nvidia-smi") -> dict
         line = [program, f"--query-gpu={','.join(asked)}", "--format=csv,nounits", f"--id={uuid}"]
         done = subprocess.run(line, capture_output=True, text=True, timeout=ASK_S, check=False)
         if done.returncode == 0:
-            found = parse(done.stdout)
-            return {newer: found.pop(older) for newer, older in OLDER.items() if older in found} | found
+            answers = parse(done.stdout)
+            return {newer: answers.pop(older) for newer, older in OLDER.items() if older in answers} | answers
         unknown = _NOT_A_FIELD.search(done.stdout + done.stderr)
         if unknown is None or unknown[1] not in asked:
             raise RuntimeError(f"{program}: {(done.stderr or done.stdout).strip()[:300]}")
@@ -97,22 +97,22 @@ def beside(gpus: Any, program: str = "nvidia-smi", index: int = 0) -> list[Row]:
     """Every field of one device: telemetry, nvidia-smi, telemetry again. `gpus`: a scaling.hardware.nvml.Gpus."""
     facts = gpus.facts()[index]
     before = gpus.sample()[index]
-    said = query([*FACTS, *SAMPLES, USED, RESERVED], facts["uuid"], program)
+    answers = query([*FACTS, *SAMPLES, USED, RESERVED], facts["uuid"], program)
     after = gpus.sample()[index]
-    found = [
-        rows.beside(name, (_same(ours(facts)),), number(said.get(name)), slack)
+    compared = [
+        rows.beside(name, (_same(ours(facts)),), number(answers.get(name)), slack)
         for name, (ours, slack) in FACTS.items()
-        if name in said
+        if name in answers
     ]
-    found += [
-        rows.beside(name, (_same(ours(before)), _same(ours(after))), number(said.get(name)), slack)
+    compared += [
+        rows.beside(name, (_same(ours(before)), _same(ours(after))), number(answers.get(name)), slack)
         for name, (ours, slack) in SAMPLES.items()
-        if name in said
+        if name in answers
     ]
-    used = [number(said.get(name)) for name in (USED, RESERVED)]
+    used = [number(answers.get(name)) for name in (USED, RESERVED)]
     whole = sum(used) if all(isinstance(part, float) for part in used) else None  # type: ignore[arg-type]
-    held = tuple(_scaled(sample["memory_used_bytes"], MIB) for sample in (before, after))
-    return [*found, rows.beside(f"{USED} and {RESERVED}", held, whole, USED_SLACK_MIB)]
+    memory_mib = tuple(_scaled(sample["memory_used_bytes"], MIB) for sample in (before, after))
+    return [*compared, rows.beside(f"{USED} and {RESERVED}", memory_mib, whole, USED_SLACK_MIB)]
 
 
 def _same(value: Any) -> Value:

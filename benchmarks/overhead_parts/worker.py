@@ -47,9 +47,9 @@ def worker(names: Sequence[str], rounds: int, out: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    found = {name: measure(CASES[name], rounds) for name in names}
+    times = {name: measure(CASES[name], rounds) for name in names}
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(times))
     dist.barrier()
     dist.destroy_process_group()
 

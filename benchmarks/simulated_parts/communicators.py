@@ -42,8 +42,8 @@ def _alternating(groups: list[Any]) -> Callable[..., Any]:
 
 def run(case: Case) -> tuple[Merged, Replay, list[list[Seen]]]:
     """The merged steps, the same as periods, and what each rank knows of each step."""
-    found = processes.run(_ranked, case.ranks, case=case)
-    together = Together.of(found)
+    trained = processes.run(_ranked, case.ranks, case=case)
+    together = Together.of(trained)
     stamps = together.stamps(range(len(together.rows)))
     merged = merge(stamps)
     last = stamps.done.max(axis=2)[:-1]
@@ -54,4 +54,4 @@ def run(case: Case) -> tuple[Merged, Replay, list[list[Seen]]]:
         start=last - last.max(axis=1, keepdims=True),
         channel=stamps.channel,
     )
-    return merged, replay, [of_steps(one.tasks, STEPS, len(together.rows)) for one in found]
+    return merged, replay, [of_steps(t.tasks, STEPS, len(together.rows)) for t in trained]

@@ -34,8 +34,8 @@ class Normed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Late before the first layer."""
         self._stalls.step()
-        found: torch.Tensor = self.layers(x)
-        return found
+        outputs: torch.Tensor = self.layers(x)
+        return outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ def _ranked(rank: int, ranks: int, *, case: Case) -> Trained:  # noqa: ARG001
 
 def run(case: Case) -> Normal:
     """Run it, and take the waits apart."""
-    found = processes.run(_ranked, case.ranks, case=case)
-    together = Together.of(found)
+    trained = processes.run(_ranked, case.ranks, case=case)
+    together = Together.of(trained)
     count = len(together.rows)
     # The norms' collectives are small; buckets hold whole matrices.
     inline = [k for k, row in enumerate(together.rows) if row.bytes < 4 * case.widths[0] ** 2]
@@ -86,8 +86,8 @@ def run(case: Case) -> Normal:
     return Normal(
         skew=waited.sum(axis=2).mean(axis=0),
         transfer=np.broadcast_to(done - begun, launch.shape).sum(axis=2).mean(axis=0),
-        known_skew=np.array([_known(one.tasks, count, inline, "wait_ns") for one in found]),
-        known_transfer=np.array([_known(one.tasks, count, inline, "alone_ns") for one in found]),
+        known_skew=np.array([_known(rank.tasks, count, inline, "wait_ns") for rank in trained]),
+        known_transfer=np.array([_known(rank.tasks, count, inline, "alone_ns") for rank in trained]),
         program=_program(together, merged.transfer, set(inline)),
         count=len(inline),
     )
@@ -106,12 +106,12 @@ def _program(together: Together, transfer: np.ndarray, inline: set[int]) -> Prog
     last = np.maximum(together.compute_end, done[:, :, buckets].max(axis=2))
     resumed = last[:-1]
     marks: list[Mark] = []
-    own: list[np.ndarray] = []
+    own_ns: list[np.ndarray] = []
 
     def mark(k: int, at: np.ndarray, *, waits: bool) -> None:
         nonlocal resumed
         marks.append(Mark(waits=waits, collective=k))
-        own.append(at - resumed)
+        own_ns.append(at - resumed)
         if waits:
             resumed = np.maximum(at, done[1:, :, k])
 
@@ -125,7 +125,7 @@ def _program(together: Together, transfer: np.ndarray, inline: set[int]) -> Prog
     each = np.broadcast_to(transfer[1:, None, :], launch[1:].shape)
     return Program(
         marks=tuple(marks),
-        own_ns=np.stack(own, axis=2),
+        own_ns=np.stack(own_ns, axis=2),
         transfer=each,
         lag=np.zeros_like(each),
         members=((ranks,),) * launch.shape[2],

@@ -160,15 +160,15 @@ def cell(
     run = RunFolder(folder)
     built = rebuild(run)
     tables = collect(run, built.plan)
-    own = {True: (), False: ()} | _own_ms(tables)
+    own_ms = {True: (), False: ()} | _own_ms(tables)
     blocks = in_memory(tables.blocks)
     plain = blocks.filter(pl.col("arm") == "plain").select(
         (pl.col("end_ns") - pl.col("begin_ns")) / pl.col("steps")
     )
     return Cell(
         point=built.analysis.points[0],
-        light_ms=own[False],
-        detailed_ms=own[True],
+        light_ms=own_ms[False],
+        detailed_ms=own_ms[True],
         plain_ms=float(plain.to_series().mean()) / 1e6,  # type: ignore[arg-type]
         withheld=tuple(sorted(set(blocks["withheld"]) - {""})),
     )

@@ -147,7 +147,7 @@ def measured(rank: int, ranks: int, case: Case, folder: str, fixed_ns: int) -> d
     )
     _compare_clocks(recorder, device, rank, fixed_ns, "begin", case.seed)
     lead_in = settling_steps(plan.spec) + 3
-    known: dict[int, list[Seen]] = {}
+    seen: dict[int, list[Seen]] = {}
     for number in range(case.rounds):
         for block in round_blocks(plan, plan.trials, 0, number):
             dist.barrier(groups[ranks].control)
@@ -157,14 +157,14 @@ def measured(rank: int, ranks: int, case: Case, folder: str, fixed_ns: int) -> d
             if block.arm == PROBE and block.detailed:
                 with trace.recorded() as tasks:
                     runner.run(block, arms, SWEEP, steps=case.steps, lead_in=lead_in)
-                known[block.id] = of_steps(tasks, case.steps, len(arms.wire()))
+                seen[block.id] = of_steps(tasks, case.steps, len(arms.wire()))
             else:
                 runner.run(block, arms, SWEEP, steps=case.steps, lead_in=lead_in)
             stalls.on = False
     _compare_clocks(recorder, device, rank, fixed_ns, "end", case.seed)
     recorder.end()
     recorder.close()
-    return known
+    return seen
 
 
 def _compare_clocks(

@@ -72,7 +72,7 @@ class Ran:
         """Every detailed step, as its ranks saw it."""
         blocks = sorted(self.known[0])
         return [
-            [own[block][k] for own in self.known]
+            [blocks_of_rank[block][k] for blocks_of_rank in self.known]
             for block in blocks
             for k in range(len(self.known[0][block]))
         ]
@@ -140,7 +140,7 @@ def run(case: Case) -> Ran:
         else [0] * case.ranks
     )
     with _folder(case) as (folder, plan):
-        known = processes.run(_ranked, case.ranks, case=case, folder=str(folder.path), off=off)
+        seen = processes.run(_ranked, case.ranks, case=case, folder=str(folder.path), off=off)
         launch = LaunchStatus(
             index=0, world_sizes=(case.ranks,), state="done", finished=(case.ranks,), duration_s=60.0
         )
@@ -148,7 +148,7 @@ def run(case: Case) -> Ran:
         tables = _in_memory(read_checked(folder, plan))
     if tables.gaps:
         raise SystemExit(f"{case.name}: records were left out: {tables.gaps[0]}")
-    return Ran(case=case, plan=plan, tables=tables, analysis=_analyzed(tables, plan), known=known)
+    return Ran(case=case, plan=plan, tables=tables, analysis=_analyzed(tables, plan), known=seen)
 
 
 def _in_memory(tables: Tables) -> Tables:
@@ -214,12 +214,12 @@ def figures(ran: Ran, analysis: Analysis | None = None) -> list[Figure]:
     busy = np.mean([step[0].busy_ns for step in steps])
     n, sent = ran.case.ranks, point.comm.bytes_per_step
     rate = 2 * (n - 1) / n * sent * 8 / float(busy)
-    found = [
+    of_buckets = [
         Figure(name=f"bucket {k} transfer", found=bucket.transfer_ms, known=float(alone[k]))
         for k, bucket in enumerate(point.comm.buckets)
     ]
     return [
-        *found,
+        *of_buckets,
         Figure(name="exposed transfer", found=point.parts_ms.exposed_transfer, known=float(transfer)),
         Figure(name="exposed skew", found=point.parts_ms.exposed_skew, known=float(wait - transfer)),
         Figure(name="busbw", found=point.comm.busbw_gbit_s, known=rate),

@@ -108,8 +108,7 @@ def train(
         seen = tap.take()
     resolve = device.clock.resolve
     rows = [
-        Row(KINDS[one.kind], one.group.group_name, one.bytes, *resolve([one.launch, one.start, one.done]))
-        for one in seen
+        Row(KINDS[c.kind], c.group.group_name, c.bytes, *resolve([c.launch, c.start, c.done])) for c in seen
     ]
     count = len(rows) // STEPS
     return Trained(
@@ -132,13 +131,13 @@ class Together:
     end: Floats
 
     @classmethod
-    def of(cls, found: Sequence[Trained]) -> Together:
+    def of(cls, ranks: Sequence[Trained]) -> Together:
         """From what each rank saw."""
-        cube = np.array([[[row[3:] for row in step] for step in one.steps] for one in found], dtype=float)
-        ends = np.array([one.ends for one in found], dtype=float).transpose(1, 0, 2)
+        cube = np.array([[[row[3:] for row in step] for step in rank.steps] for rank in ranks], dtype=float)
+        ends = np.array([rank.ends for rank in ranks], dtype=float).transpose(1, 0, 2)
         cube = cube.transpose(1, 0, 2, 3)
         return cls(
-            rows=found[0].steps[0],
+            rows=ranks[0].steps[0],
             launch=cube[..., 0],
             start=cube[..., 1],
             done=cube[..., 2],

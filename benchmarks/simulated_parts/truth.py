@@ -46,16 +46,16 @@ def of_steps(tasks: Sequence[Task], steps: int, buckets: int) -> list[Seen]:
     """The last `steps` steps of a block, each with so many buckets."""
     reduces = of(tasks, "all_reduce")[-steps * buckets :]
     kernels = sorted((t for t in tasks if "/" not in t.name), key=lambda t: t.queued_ns)
-    found = []
+    seen = []
     for k in range(steps):
-        own = reduces[k * buckets : (k + 1) * buckets]
-        last = max(task.queued_ns for task in own)
+        of_step = reduces[k * buckets : (k + 1) * buckets]
+        last = max(task.queued_ns for task in of_step)
         before = [task.end_ns for task in kernels if task.queued_ns <= last and task.stream == 0]
-        found.append(
+        seen.append(
             Seen(
-                alone=tuple(task.alone_ns for task in own),
-                moved=tuple((task.met_ns, task.end_ns) for task in own),
+                alone=tuple(task.alone_ns for task in of_step),
+                moved=tuple((task.met_ns, task.end_ns) for task in of_step),
                 compute_end=max(before),
             )
         )
-    return found
+    return seen

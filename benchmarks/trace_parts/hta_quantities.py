@@ -62,7 +62,7 @@ def breakdown(trace: Trace, rank: int) -> tuple[dict[str, Any], dict[str, int], 
     def percent(part: int) -> float | None:
         return 100 * part / whole if whole else None
 
-    found = {
+    times = {
         "rank": rank,
         "idle_us": (whole - active) / 1e3,
         "compute_us": compute / 1e3,
@@ -78,7 +78,7 @@ def breakdown(trace: Trace, rank: int) -> tuple[dict[str, Any], dict[str, int], 
         for k, kind in enumerate(TYPES)
         for kernel in _kernels(trace.names, index[kinds == k], (end - begin)[kinds == k] / 1e3, kind, rank)
     ]
-    return found, _combinations(sets), kernels
+    return times, _combinations(sets), kernels
 
 
 def kernel_types(ranks: list[dict[str, int]]) -> list[dict[str, Any]]:
@@ -102,13 +102,13 @@ def _counted(trace: Trace) -> Ints:
 
 def _combinations(sets: list[Spans]) -> dict[str, int]:
     low, high, running_now = running(*sets)
-    found = {}
+    lengths = {}
     for code in range(1, 1 << len(sets)):
         mine = running_now == code
         if mine.any():
             name = " overlapping ".join(kind for k, kind in enumerate(TYPES) if code >> k & 1)
-            found[name] = int((high - low)[mine].sum())
-    return found
+            lengths[name] = int((high - low)[mine].sum())
+    return lengths
 
 
 def _kernels(
@@ -117,8 +117,8 @@ def _kernels(
     """Sums by name, largest first."""
     order = np.argsort(index, kind="stable")
     parts = np.split(us[order], np.flatnonzero(np.diff(index[order])) + 1) if len(us) else []
-    there = np.flatnonzero(np.bincount(index))
-    rows = [(names[k], float(part.sum())) for k, part in zip(there, parts, strict=True)]
+    present = np.flatnonzero(np.bincount(index))
+    rows = [(names[k], float(part.sum())) for k, part in zip(present, parts, strict=True)]
     rows.sort(key=lambda row: -row[1])
     if len(rows) > KERNELS:
         running_sum = np.cumsum([row[1] for row in rows])
@@ -132,11 +132,11 @@ def main(folder: Path) -> None:
     ranks = []
     for rank, path in enumerate(sorted(folder.glob("rank-*.json.gz"))):
         ranks.append(breakdown(read_trace(path), rank))
-    known = [rank for rank in ranks if rank is not None]
+    timed = [rank for rank in ranks if rank is not None]
     document = {
-        "ranks": [rank[0] for rank in known],
-        "kernel_types": kernel_types([rank[1] for rank in known]),
-        "kernels": [kernel for rank in known for kernel in rank[2]],
+        "ranks": [rank[0] for rank in timed],
+        "kernel_types": kernel_types([rank[1] for rank in timed]),
+        "kernels": [kernel for rank in timed for kernel in rank[2]],
     }
     print(json.dumps(document))
 

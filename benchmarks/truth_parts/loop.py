@@ -26,7 +26,7 @@ def steps(
     import torch.distributed as dist
 
     tensors = [torch.zeros(size // 4) for size in buckets]
-    found = []
+    stamps = []
     for _ in range(LEAD_IN + count):
         begin = time.monotonic()
         launched: list[int] = []
@@ -47,8 +47,8 @@ def steps(
             works.append(work)
         for work in works:
             work.wait()
-        found.append((launched, ended))
-    return found[LEAD_IN:]
+        stamps.append((launched, ended))
+    return stamps[LEAD_IN:]
 
 
 def main() -> None:
@@ -59,8 +59,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     late_ms = asked["late_ms"] if rank == asked["late_rank"] else 0.0
-    found = steps(asked["buckets"], compute_ms=asked["compute_ms"], late_ms=late_ms, count=asked["steps"])
-    (folder / f"step-{rank}.json").write_text(json.dumps(found))
+    stamps = steps(asked["buckets"], compute_ms=asked["compute_ms"], late_ms=late_ms, count=asked["steps"])
+    (folder / f"step-{rank}.json").write_text(json.dumps(stamps))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -58,7 +58,7 @@ def busy_ms(ranks: Sequence[Sequence[tuple[list[int], list[int]]]]) -> list[floa
 
     Hosts are namespaces of one machine and share its clock.
     """
-    found = []
+    busy = []
     for step in zip(*ranks, strict=True):
         end = total = 0
         for bucket in range(len(step[0][0])):
@@ -66,8 +66,8 @@ def busy_ms(ranks: Sequence[Sequence[tuple[list[int], list[int]]]]) -> list[floa
             done = max(ended[bucket] for _, ended in step)
             total += done - max(begin, end)
             end = done
-        found.append(total / 1e6)
-    return found
+        busy.append(total / 1e6)
+    return busy
 
 
 def interval(each_ms: Sequence[float]) -> Busy:

@@ -172,7 +172,7 @@ def judged(rows: list[Row]) -> list[Judged]:
         hosts: statistics.median(r.alpha_us for r in rows if r.hosts == hosts) / 1e3
         for hosts in {r.hosts for r in rows}
     }
-    found = []
+    judgements = []
     for row in rows:
         rate = row.rate_mbit * 1e6
         burst_ms = burst_bytes(rate) * 8e3 / rate
@@ -183,8 +183,8 @@ def judged(rows: list[Row]) -> list[Judged]:
         latency_ms = len(idle) * 2 * alpha_ms[row.hosts]  # Gloo's ring drains twice
         error = busy_ms / (bare_ms - free_ms + latency_ms) - 1
         truth = row.busbw_gbit_s["value"] * (1 + error)
-        found.append(Judged(row=row, link_error=error, held=holds(row.busbw_gbit_s, truth)))
-    return found
+        judgements.append(Judged(row=row, link_error=error, held=holds(row.busbw_gbit_s, truth)))
+    return judgements
 
 
 def idle_before(buckets: list[tuple[float, float]], step_ms: float) -> list[float]:
@@ -230,7 +230,7 @@ def bars(rows: list[Row], links: list[Judged]) -> dict[str, tuple[float, float, 
         if r.fault != "clean"
     ]
     closing = [beyond(value, row.floor) for row in rows for value in (row.closure, row.unexplained)]
-    found = {
+    figures = {
         "transfer, pooled bias": (abs(sum(transfer) / len(transfer)), 0.03),
         "transfer, worst": (max(map(abs, transfer)), 0.05),
         "transfer, missed by its interval": (sum(not item.held for item in links) / len(rows), 0.10),
@@ -242,14 +242,14 @@ def bars(rows: list[Row], links: list[Judged]) -> dict[str, tuple[float, float, 
     }
     loops = [row.loop for row in rows if row.loop]
     if loops:
-        found |= {
-            "transfer against a plain loop, worst": (max(abs(one.error) for one in loops), 0.03),
+        figures |= {
+            "transfer against a plain loop, worst": (max(abs(loop.error) for loop in loops), 0.03),
             "transfer against a plain loop, not equal by the interval": (
-                sum(not one.equal for one in loops) / len(loops),
+                sum(not loop.equal for loop in loops) / len(loops),
                 0.10,
             ),
         }
-    return {name: (value, bar, value <= bar) for name, (value, bar) in found.items()}
+    return {name: (value, bar, value <= bar) for name, (value, bar) in figures.items()}
 
 
 HEAD = (

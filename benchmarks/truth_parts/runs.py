@@ -22,7 +22,7 @@ def measure(folder: Path, arguments: list[str]) -> tuple[dict[str, Any], dict[st
         document = measured(
             folder if not contended else folder.with_name(f"{folder.name}-{contended}"), arguments
         )
-        if not any(said.startswith("contended") for said in document["quality"]["warnings"]):
+        if not any(warning.startswith("contended") for warning in document["quality"]["warnings"]):
             break
     else:
         contended = TRIES

@@ -147,7 +147,7 @@ class Row:
 
 def cells(where: Iterable[str] = (LINKS, SIMULATED)) -> list[Cell]:
     """The grid: strategies x hosts x rates, and a late rank at some of the rates."""
-    found = []
+    grid = []
     for place in where:
         rates = RATES_MBIT if place == LINKS else RATES_GB_S
         for strategy in ("fsdp", "hsdp"):
@@ -155,12 +155,12 @@ def cells(where: Iterable[str] = (LINKS, SIMULATED)) -> list[Cell]:
                 if place == SIMULATED and strategy == "hsdp" and hosts == SHARD:
                     continue  # one copy alone
                 for rate in rates:
-                    found.append(Cell(where=place, strategy=strategy, hosts=hosts, rate=rate))
+                    grid.append(Cell(where=place, strategy=strategy, hosts=hosts, rate=rate))
                     if rate in LATE_AT[place]:
-                        found.append(
+                        grid.append(
                             Cell(where=place, strategy=strategy, hosts=hosts, rate=rate, late_ms=LATE_MS)
                         )
-    return found
+    return grid
 
 
 def expected(cell: Cell) -> list[Expected]:
@@ -172,7 +172,7 @@ def expected(cell: Cell) -> list[Expected]:
     kinds = [("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")]
     ring = (s - 1) / s * whole
     timed = across or not links
-    found = [
+    sends = [
         Expected(
             kind=kind,
             phase=phase,
@@ -184,7 +184,7 @@ def expected(cell: Cell) -> list[Expected]:
     ]
     if copies > 1:
         mine = 2 * (copies - 1) / copies * whole / s
-        found.append(
+        sends.append(
             Expected(
                 kind="all_reduce",
                 phase="backward",
@@ -193,7 +193,7 @@ def expected(cell: Cell) -> list[Expected]:
                 transfer_ms=_transfer_ms(cell, mine * (s if links else 1)),  # all of a host's ranks at once
             )
         )
-    return found
+    return sends
 
 
 def _transfer_ms(cell: Cell, moved: float) -> float:
@@ -220,14 +220,14 @@ def _half(measured: dict[str, Any]) -> float:
 
 def judge(cell: Cell, point: dict[str, Any], contended: int, clean: dict[str, Any] | None = None) -> Row:
     """A run's point against what its cell says. `clean`: the step of the same cell without the late rank."""
-    found = {(c["kind"], c["phase"], c["communicator"]): c for c in point["comm"]["collectives"]}
+    collectives = {(c["kind"], c["phase"], c["communicator"]): c for c in point["comm"]["collectives"]}
     wanted = {(e.kind, e.phase, e.axis): e for e in expected(cell)}
-    off = sum(key not in wanted for key in found)
-    off += sum(key not in found or found[key]["bytes"] != e.bytes for key, e in wanted.items())
+    off = sum(key not in wanted for key in collectives)
+    off += sum(key not in collectives or collectives[key]["bytes"] != e.bytes for key, e in wanted.items())
     errors = {
-        f"{e.kind} {e.phase}": found[key]["transfer_ms"]["value"] / e.transfer_ms - 1
+        f"{e.kind} {e.phase}": collectives[key]["transfer_ms"]["value"] / e.transfer_ms - 1
         for key, e in wanted.items()
-        if e.transfer_ms is not None and key in found
+        if e.transfer_ms is not None and key in collectives
     }
     late = point["straggler"]
     named = bool(late and late["rank"] == 1 and late["phase"] == "forward") if cell.late_ms else late is None
@@ -277,7 +277,7 @@ def line(row: Row) -> str:
 
 def bars(rows: Sequence[Row]) -> dict[str, tuple[float, float, bool]]:
     """Name -> (measured, bar, met), for each place that has rows."""
-    found: dict[str, tuple[float, float]] = {}
+    figures: dict[str, tuple[float, float]] = {}
     for place in dict.fromkeys(row.cell.where for row in rows):
         some = [row for row in rows if row.cell.where == place]
         late = [row for row in some if row.cost_ms is not None and row.truth_ms is not None]
@@ -289,20 +289,20 @@ def bars(rows: Sequence[Row]) -> dict[str, tuple[float, float, bool]]:
         ]
         closing = [1.0 if row.closure is None else beyond(row.closure, row.floor) for row in some]
         label = f"sharded, {place}"
-        found[f"{label}: bytes of a kind are not arithmetic's"] = (
+        figures[f"{label}: bytes of a kind are not arithmetic's"] = (
             sum(row.bytes_off > 0 for row in some) / len(some),
             0.0,
         )
         for kind in dict.fromkeys(kind for row in some for kind in row.errors):
             errors = [row.errors[kind] for row in some if kind in row.errors]
-            found[f"{label}: {kind}, pooled bias"] = (abs(sum(errors) / len(errors)), 0.03)
+            figures[f"{label}: {kind}, pooled bias"] = (abs(sum(errors) / len(errors)), 0.03)
         if costs:
-            found[f"{label}: late rank's cost, pooled bias"] = (abs(sum(costs) / len(costs)), 0.05)
+            figures[f"{label}: late rank's cost, pooled bias"] = (abs(sum(costs) / len(costs)), 0.05)
         if shared:
-            found[f"{label}: its cost beyond the pair's interval, worst"] = (max(shared), 0.05)
-        found[f"{label}: late rank not named, or one named"] = (
+            figures[f"{label}: its cost beyond the pair's interval, worst"] = (max(shared), 0.05)
+        figures[f"{label}: late rank not named, or one named"] = (
             sum(not row.named for row in some) / len(some),
             0.0,
         )
-        found[f"{label}: closure beyond 3 % and the A/A floor, worst"] = (max(closing), 0.0)
-    return {name: (value, bar, value <= bar) for name, (value, bar) in found.items()}
+        figures[f"{label}: closure beyond 3 % and the A/A floor, worst"] = (max(closing), 0.0)
+    return {name: (value, bar, value <= bar) for name, (value, bar) in figures.items()}

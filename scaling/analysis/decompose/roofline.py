@@ -163,7 +163,7 @@ def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[
     """Which ceiling each of two runs hits, in sentences; why a faster device may not train faster."""
     if base is None or other is None:
         return ()
-    sentences = [f"{role}: {roofline.said}" for role, roofline in (("base", base), ("other", other))]
+    sentences = [f"{role}: {line.said}" for role, line in (("base", base), ("other", other))]
     if base.peak and other.peak and base.device != other.device:
         faster = other.peak.best.value / base.peak.best.value
         steps = base.step_ms.value / other.step_ms.value

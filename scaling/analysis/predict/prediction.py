@@ -59,22 +59,22 @@ def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[t
     moved = change.world_size not in (None, source.world_size)
     elsewhere = moved or change.fabric is not None
     micro_batch = (change.batch or source.batch) / (change.accumulation or source.accumulation)
-    leans = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_turned=True))]
+    listed = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_turned=True))]
     if other_launch:
-        leans += [
+        listed += [
             ("launch_compute", Lean(compute=1 + LAUNCH)),
             ("launch_link", Lean(transfer=1 + LAUNCH)),
         ]
     if elsewhere:
-        leans += [("bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt)))]
+        listed += [("bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt)))]
     if elsewhere or change.bucket_cap_mb is not None:
-        leans += [("latency", Lean(alpha=change.latency_factor))]
+        listed += [("latency", Lean(alpha=change.latency_factor))]
     if moved:
-        leans += [("jitter", Lean(jitter=0.0))]
+        listed += [("jitter", Lean(jitter=0.0))]
     if micro_batch != source.batch / source.accumulation:
         doubt = FIXED_SHARE if source.fixed_doubt is None else source.fixed_doubt
-        leans += [("fixed", Lean(fixed_off=doubt))]
-    return leans
+        listed += [("fixed", Lean(fixed_off=doubt))]
+    return listed
 
 
 def unchanged(source: Source, change: Change) -> bool:

@@ -228,7 +228,7 @@ def curves(asked: Topology, home: Topology, sources: Sequence[Linked], mesh: Mes
     whole = (tuple(range(n)),)
     ring = max(1.0, place(whole, asked).ring)  # what was measured is a ring over all ranks
     groups = {"*": whole, "default_pg": whole} | {f"mesh_{name}": sets for name, sets in mesh.axes().items()}
-    curves = []
+    listed = []
     for group, members in groups.items():
         placed = place(members, asked)
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
@@ -238,14 +238,14 @@ def curves(asked: Topology, home: Topology, sources: Sequence[Linked], mesh: Mes
             sizes = [max(1.0, wire / share) for wire in SIZES]
             fixed, moved = ring_times(levels, placed.places, sizes, beside=beside)
             us = (fixed + moved)[0] * rounds / 2 / 1e3
-            curves.append(
+            listed.append(
                 LinkCurve(
                     group=group,
                     kind=kind,
                     points=tuple((wire, float(t)) for wire, t in zip(SIZES, us, strict=True)),
                 )
             )
-    return tuple(curves)
+    return tuple(listed)
 
 
 def _inside(asked: Topology, home: Topology, sources: Sequence[Linked], world_size: int) -> Links | None:
