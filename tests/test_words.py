@@ -19,7 +19,7 @@ VAGUE = frozenset({"found", "one", "said", "of", "own", "known", "held", "made",
 """Names that say nothing of what they hold: a block, a point, a verdict, a match has a name of its own."""
 
 LIMITS = {
-    "analysis": (32, 0),
+    "analysis": (5, 0),
     "cli": (0, 0),
     "config": (0, 0),
     "hardware": (0, 0),

@@ -50,7 +50,7 @@ from scaling.settings.schedule import OF_NONE, PLAIN
 def analyze(run: RunRecords, ending: Ending) -> Analysis:
     """All of analysis.json."""
     plan, spec = run.plan, run.plan.spec
-    apart = own_loop.said(run.tables, plan) if plan.kind.followed else ()
+    apart = own_loop.other_batches(run.tables, plan) if plan.kind.followed else ()
     loops = {n: pauses.beside(run.within(n), plan) for n in run.counted} if plan.kind.followed else {}
     run = run.usable
     tables, counted = run.tables, run.counted

@@ -65,11 +65,11 @@ class TokenRows:
     """S x R: those of its block without details."""
 
 
-def read_tokens(own: Frame, n: int) -> TokenRows | None:
-    """None where no step tells its tokens. `own`: the steps of `n` ranks together."""
-    if "tokens" not in own.collect_schema().names():
+def read_tokens(step_rows: Frame, n: int) -> TokenRows | None:
+    """None where no step tells its tokens. `step_rows`: the steps of `n` ranks together."""
+    if "tokens" not in step_rows.collect_schema().names():
         return None
-    told = own.filter((pl.col("arm") == PROBE) & pl.col("tokens").is_not_null()).select(
+    told = step_rows.filter((pl.col("arm") == PROBE) & pl.col("tokens").is_not_null()).select(
         *PLACE, "block", "step", "rank", "detailed", "tokens", *_OWN, ITS_PART
     )
     sums: dict[str, dict[Key, float]] = {}
@@ -84,9 +84,9 @@ def read_tokens(own: Frame, n: int) -> TokenRows | None:
             for name, value in row.items():
                 sums.setdefault(name, {})[key] = value
         ranks.append(whole.group_by(*PLACE, "rank").agg(pl.col("tokens").mean()))
-        for detailed, found in grids.items():
+        for detailed, table in grids.items():
             rows = whole.filter(pl.col("detailed") == detailed)
-            found |= {key: grid["tokens"] for key, grid in grids_of(rows, n, {"tokens": pl.col("tokens")})}
+            table |= {key: grid["tokens"] for key, grid in grids_of(rows, n, {"tokens": pl.col("tokens")})}
     if not ranks:
         return None
     return TokenRows(sums=sums, by_rank=pl.concat(ranks), detailed=grids[True], light=grids[False])
@@ -97,8 +97,8 @@ def _sums(steps: pl.DataFrame) -> pl.DataFrame:
     values = pl.col("tokens", *OWN_PHASES).cast(pl.Float64)
     apart = steps.with_columns(most=pl.col("tokens").max().over("launch", "block", "step"), mean="tokens")
     apart = apart.with_columns(values - values.mean().over("launch", "block", "step"))
-    own = pl.col("tokens", *OWN_PHASES)
-    apart = apart.with_columns(own - own.mean().over(*PLACE, "rank"))
+    columns = pl.col("tokens", *OWN_PHASES)
+    apart = apart.with_columns(columns - columns.mean().over(*PLACE, "rank"))
     products = {
         with_phase(phase): (pl.col("tokens") * pl.col(phase)).sum().cast(pl.Float64) for phase in OWN_PHASES
     }
@@ -139,7 +139,7 @@ class Effect:
             records,
             cycles=tuple(_evened(cycle, tokens, slope) for cycle in records.cycles),
             light=records.light
-            and records.light.changed(lambda key, own: own - _more(own, tokens.light.get(key), slope)),
+            and records.light.changed(lambda key, ns: ns - _more(ns, tokens.light.get(key), slope)),
         )
 
     def explained_ns(self, records: TrialRecords, rank: int, typical: Collection[int]) -> dict[str, float]:
@@ -170,20 +170,20 @@ def quantities(records: TrialRecords) -> dict[str, Floats]:
 
 
 def late_apart(
-    records: TrialRecords, rounds: Rounds, found: Effect | None, floor: float, hosts: Sequence[int]
+    records: TrialRecords, rounds: Rounds, of_tokens: Effect | None, floor: float, hosts: Sequence[int]
 ) -> Late | None:
     """`late_ranks` beyond what tokens explain.
 
     The time a token takes is known with an error, which makes a rank with more tokens look late, or one with fewer. So
     a rank is late only where both ends of that interval find it too, and its cost is no better known than these agree.
     """
-    if found is None:
+    if of_tokens is None:
         return late_ranks(records, rounds, floor, hosts)
-    late = late_ranks(found.evened(records), rounds, floor, hosts)
-    interval = found.per_token_ns.interval
+    late = late_ranks(of_tokens.evened(records), rounds, floor, hosts)
+    interval = of_tokens.per_token_ns.interval
     if late is None or interval is None:
         return late
-    ends = [late_ranks(found.evened(records, end), rounds, floor, hosts) for end in interval]
+    ends = [late_ranks(of_tokens.evened(records, end), rounds, floor, hosts) for end in interval]
     others = [end for end in ends if end is not None and late.ranks[0] in end.ranks]
     if len(others) < len(ends):
         return None
@@ -255,10 +255,10 @@ def _evened(cycle: Cycle, tokens: TokenRows, per_token_ns: float) -> Cycle:
     return dataclasses.replace(cycle, replay=cycle.replay.stretched(stretch))
 
 
-def _more(own: Floats, tokens: Floats | None, per_token_ns: float) -> Floats:
+def _more(own_ns: Floats, tokens: Floats | None, per_token_ns: float) -> Floats:
     """By how much each rank's own time is longer than with the mean of its step's tokens, S x R; 0: not told."""
-    if tokens is None or tokens.shape != own.shape:
-        return np.zeros_like(own)
+    if tokens is None or tokens.shape != own_ns.shape:
+        return np.zeros_like(own_ns)
     more: Floats = per_token_ns * (tokens - tokens.mean(axis=1, keepdims=True))
     return more
 
@@ -271,10 +271,10 @@ def _of_ranks(tokens: TokenRows) -> dict[int, float]:
 def _fullest(records: TrialRecords, tokens: TokenRows, rounds: Rounds) -> tuple[int | None, Measured | None]:
     """The rank whose steps have most tokens, and how many more than the mean rank's; None where that is chance."""
     means = _of_ranks(tokens)
-    rank = max(sorted(means), key=lambda one: means[one])
+    rank = max(sorted(means), key=lambda rank: means[rank])
     mine = tokens.by_rank.filter(pl.col("rank") == rank)
-    own = records.per_round({(a, b): v for a, b, _, v in mine.iter_rows()})
-    extra = rounds.extend({"own": own}).measure(lambda m: m["own"] - m[MEAN])
+    per_round = records.per_round({(a, b): v for a, b, _, v in mine.iter_rows()})
+    extra = rounds.extend({"own": per_round}).measure(lambda m: m["own"] - m[MEAN])
     if extra is None or not extra.surely_above(VARIES * float(np.mean(list(means.values())))):
         return None, None
     return rank, extra

@@ -115,7 +115,7 @@ def reached(points: tuple[Point, ...]) -> tuple[str, ...]:
     )
 
 
-def said(tables: Tables, plan: Plan) -> tuple[str, ...]:
+def other_batches(tables: Tables, plan: Plan) -> tuple[str, ...]:
     """A warning for each launch in the same folder that trained with another batch and is not counted."""
     return tuple(
         f"launch {launch} is not counted: it trained with {batch} samples per rank and step, the last launch with "
@@ -152,21 +152,21 @@ def in_code(verdict: Verdict) -> Verdict:
 
 def _grouped(launch: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Units of `size` consecutive rounds of a launch; rounds left over at its end join the last unit."""
-    found = np.zeros(len(launch), dtype=np.int64)
+    unit_of = np.zeros(len(launch), dtype=np.int64)
     first = 0
-    for one in np.unique(launch):
-        rounds = np.flatnonzero(launch == one)
+    for number in np.unique(launch):
+        rounds = np.flatnonzero(launch == number)
         count = max(1, len(rounds) // size)
-        found[rounds] = first + np.minimum(np.arange(len(rounds)) // size, count - 1)
+        unit_of[rounds] = first + np.minimum(np.arange(len(rounds)) // size, count - 1)
         first += count
-    return found
+    return unit_of
 
 
 def _means(values: Floats, launch: NDArray[np.int64], size: int) -> Floats:
-    of = _grouped(launch, size)
-    there = np.isfinite(values)
-    total = np.bincount(of[there], weights=values[there], minlength=of.max(initial=0) + 1)
-    count = np.bincount(of[there], minlength=of.max(initial=0) + 1)
+    unit = _grouped(launch, size)
+    finite = np.isfinite(values)
+    total = np.bincount(unit[finite], weights=values[finite], minlength=unit.max(initial=0) + 1)
+    count = np.bincount(unit[finite], minlength=unit.max(initial=0) + 1)
     means: Floats = total[count > 0] / count[count > 0]
     return means
 

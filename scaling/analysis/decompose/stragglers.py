@@ -76,8 +76,8 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
         peers = np.setdiff1d(np.arange(n), ranks)
         behind = records.of_own_times(_mean_of(new)) - records.of_own_times(_mean_of(peers))
         grown = rounds.extend(
-            {f"late.{name}": own for name, own in _costs(records, ranks).items()}
-            | {f"before.{name}": own for name, own in _costs(records, before).items()}
+            {f"late.{name}": ns for name, ns in _costs(records, ranks).items()}
+            | {f"before.{name}": ns for name, ns in _costs(records, before).items()}
             | {"behind": behind, "skew": _skew(records, order[0], peers)}
         )
         cost, more = grown.measure(_cost), grown.measure(lambda m: _cost(m) - _cost(m, "before"))
@@ -113,25 +113,25 @@ def _latest_of_equals(own_ns: Mapping[Key, Floats], records: TrialRecords, round
     return student(degrees, level_of_each(n)) * spread * math.sqrt((1 + 1 / (n - 1)) / len(means))
 
 
-def _clearly_above(found: Measured, bar: float) -> bool:
+def _clearly_above(lag: Measured, bar: float) -> bool:
     """Whether the interval, made CLEARLY times as wide, lies above a bar."""
-    return found.half_width is not None and found.value - CLEARLY * found.half_width > bar
+    return lag.half_width is not None and lag.value - CLEARLY * lag.half_width > bar
 
 
 def _candidates(order: list[int], lateness: Floats, hosts: Sequence[int]) -> Iterator[set[int]]:
     """The latest rank, the two latest, and so on; then all ranks of the latest host, of the two latest, and so on."""
     yield from (set(order[:count]) for count in range(1, CANDIDATES + 1))
-    own = {host: [rank for rank in order if hosts[rank] == host] for host in set(hosts)}
-    latest = sorted(own, key=lambda host: -float(lateness[own[host]].mean()))
-    yield from ({r for host in latest[:count] for r in own[host]} for count in range(1, CANDIDATES + 1))
+    ranks_of = {host: [rank for rank in order if hosts[rank] == host] for host in set(hosts)}
+    latest = sorted(ranks_of, key=lambda host: -float(lateness[ranks_of[host]].mean()))
+    yield from ({r for host in latest[:count] for r in ranks_of[host]} for count in range(1, CANDIDATES + 1))
 
 
 def _whole_host(ranks: tuple[int, ...], hosts: Sequence[int]) -> int | None:
     """The host of the latest of the `ranks`, if it has several ranks and all of them are among `ranks`."""
     if not hosts:
         return None
-    own = {rank for rank, host in enumerate(hosts) if host == hosts[ranks[0]]}
-    return hosts[ranks[0]] if len(own) > 1 and own <= set(ranks) else None
+    on_host = {rank for rank, host in enumerate(hosts) if host == hosts[ranks[0]]}
+    return hosts[ranks[0]] if len(on_host) > 1 and on_host <= set(ranks) else None
 
 
 def _own_times(records: TrialRecords) -> dict[Key, Floats]:
@@ -145,7 +145,7 @@ def _own_times(records: TrialRecords) -> dict[Key, Floats]:
 
 
 def _mean_of(ranks: Sequence[int] | Ranks) -> Callable[[Floats], float]:
-    return lambda own: float(own[:, list(ranks)].mean())
+    return lambda own_ns: float(own_ns[:, list(ranks)].mean())
 
 
 def _costs(records: TrialRecords, ranks: tuple[int, ...]) -> dict[str, Floats]:
@@ -154,10 +154,10 @@ def _costs(records: TrialRecords, ranks: tuple[int, ...]) -> dict[str, Floats]:
     `lead`: by their own times alone. `hidden`: what of that the link hides, since it was busy until then anyway; by
     the replayed detailed steps, and only where there are any.
     """
-    found = {"lead": records.of_own_times(lambda own: lead(own, ranks))}
+    costs = {"lead": records.of_own_times(lambda own_ns: lead(own_ns, ranks))}
     if records.cycles:
-        found["hidden"] = records.of_cycles(lambda cycle: _hidden(cycle.replay, ranks) if ranks else 0.0)
-    return found
+        costs["hidden"] = records.of_cycles(lambda cycle: _hidden(cycle.replay, ranks) if ranks else 0.0)
+    return costs
 
 
 def _hidden(replay: Replay | Program, ranks: tuple[int, ...]) -> float:
@@ -167,8 +167,8 @@ def _hidden(replay: Replay | Program, ranks: tuple[int, ...]) -> float:
 
 
 def _cost(m: Means, which: str = "late") -> Floats:
-    found: Floats = m[f"{which}.lead"] - m.get(f"{which}.hidden", 0.0)
-    return found
+    cost: Floats = m[f"{which}.lead"] - m.get(f"{which}.hidden", 0.0)
+    return cost
 
 
 def _skew(records: TrialRecords, rank: int, peers: Ranks) -> Floats:
@@ -179,35 +179,35 @@ def _skew(records: TrialRecords, rank: int, peers: Ranks) -> Floats:
     return records.per_round({key: float(each[peers].mean() - each[rank]) for key, each in waits})
 
 
-def latest(own: Floats) -> float:
+def latest(own_ns: Floats) -> float:
     """The largest own time of each step, mean over the steps."""
-    return float(own.max(axis=1).mean())
+    return float(own_ns.max(axis=1).mean())
 
 
 def quantities(records: TrialRecords, evened: TrialRecords, typical: set[int]) -> dict[str, Floats]:
     """What the ranks' lateness costs together, by turns or always. `evened`: as if all had equal tokens."""
     usual = _mean_of(sorted(typical))
-    found = {LATEST: records.of_own_times(latest)}
-    found[LATENESS] = found[LATEST] - evened.of_own_times(usual)
+    values = {LATEST: records.of_own_times(latest)}
+    values[LATENESS] = values[LATEST] - evened.of_own_times(usual)
     if records.light is not None:
-        own = records.light.own_ns.items()
-        found[STEP] = records.per_round(
-            {k: float((x.mean(axis=0) + records.light.waited[k]).mean()) for k, x in own}
+        steps = records.light.own_ns.items()
+        values[STEP] = records.per_round(
+            {k: float((x.mean(axis=0) + records.light.waited[k]).mean()) for k, x in steps}
         )
     elif records.cycles:
-        found[STEP] = records.of_cycles(lambda c: float(c.step.mean()))
+        values[STEP] = records.of_cycles(lambda c: float(c.step.mean()))
     if records.cycles:
-        found[REPLAYED_LATENESS] = records.of_cycles(
+        values[REPLAYED_LATENESS] = records.of_cycles(
             lambda c: latest(c.replay.computed())
         ) - evened.of_cycles(lambda c: usual(c.replay.computed()))
-    return found
+    return values
 
 
 def share(m: Means) -> Floats:
     """What the ranks' lateness costs together, as a share of the step: less what of it the link hides."""
     hidden = m[REPLAYED_LATENESS] - (m["sim"] - m["sim_typical"]) if REPLAYED_LATENESS in m else 0.0
-    found: Floats = (m[LATENESS] - hidden) / m[STEP]
-    return found
+    cost: Floats = (m[LATENESS] - hidden) / m[STEP]
+    return cost
 
 
 def describe(
@@ -244,7 +244,7 @@ def _slow_alone(late: Late, records: TrialRecords, typical: set[int], rounds: Ro
     mine = records.arm("bare_one", ranks={late.ranks[0]})["step"]
     others = records.arm("bare_one", ranks=typical)["step"]
     difference: Floats = mine - others
-    found = rounds.extend({"alone": difference}).measure("alone")
-    if found is None or found.interval is None:
+    longer = rounds.extend({"alone": difference}).measure("alone")
+    if longer is None or longer.interval is None:
         return None
-    return found.surely_above(0) and found.value > late.cost_ns.value / 2
+    return longer.surely_above(0) and longer.value > late.cost_ns.value / 2
