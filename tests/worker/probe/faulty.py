@@ -29,6 +29,8 @@ from scaling import Probe
 ROOT = str(Path(scaling.__file__).parent)
 DOOR = str(Path(ROOT) / "worker/parallel/guard.py")
 STEPS, BEFORE_BASELINE = 28, 17
+PASSED_ON = {"collective", "__getattr__"}
+"""Functions of ours that do what the training asked for and nothing else: a reduction, an attribute of its own."""
 FAULTS = (
     OSError(errno.ENOSPC, "No space left on device"),
     ValueError("I/O operation on closed file"),
@@ -59,7 +61,7 @@ class Faults:
         if caller is None or not caller.f_code.co_filename.startswith(ROOT):
             return
         by_the_door = caller.f_code.co_filename == DOOR and not inside
-        if by_the_door or caller.f_code.co_name == "collective" or name == "setprofile":
+        if by_the_door or PASSED_ON & {caller.f_code.co_name, name} or name == "setprofile":
             return
         code = caller.f_code
         place = f"{code.co_filename[len(ROOT) :]}:{code.co_name}:{caller.f_lasti}:{name}"
