@@ -288,7 +288,7 @@ def _way_to(path: Path) -> list[Path]:
     """All folders and links that the system passes on its way to a path, those of links within links too."""
     way, left = [Path("/")], [*path.absolute().parts[1:]]
     at = way[0]
-    while left and len(way) < WAY_MAX:
+    while left and len(way) < 1000:  # links may lead in a circle
         part = left.pop(0)
         at = at.parent if part == ".." else at / part
         if at.is_symlink():
@@ -298,7 +298,3 @@ def _way_to(path: Path) -> list[Path]:
         elif left:
             way.append(at)
     return way
-
-
-WAY_MAX = 1000
-"""Links may lead in a circle."""

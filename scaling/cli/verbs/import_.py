@@ -9,7 +9,7 @@ from scaling.cli.output import print_json, say
 from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError, ScalingError, while_reading
 from scaling.reading import read_text
-from scaling.records.files import write_text
+from scaling.records.files import make_folder, write_text
 from scaling.traces.kinds import HEAD_BYTES, other_tool
 from scaling.traces.machines.imported import import_log, import_topo, import_xml
 from scaling.traces.machines.layout import clean_name
@@ -39,13 +39,8 @@ def main(arguments: list[str]) -> int:
         target = _folder(Path(given.into or "conf")) / f"{name}.yaml"
         if target.exists() and _read(target) != imported.yaml:
             raise InputError(f"{target}: is there, and is not replaced; give another --name, or move it away")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_text(target, imported.yaml)
-        except OSError as error:
-            raise InputError(
-                f"{target}: cannot be written ({error.strerror}); name a folder with --into"
-            ) from error
+        make_folder(target.parent, f"--into {given.into or 'conf'}")
+        write_text(target, imported.yaml)
     if given.json:
         print_json({**imported.document, "topology": None if target is None else str(target)})
     elif target is not None:
