@@ -104,7 +104,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
                 fed_ns=max((r.fed_ns.get(n, -1) for r in tables.ranks if r.rank < n), default=-1),
                 cores=cores,
                 memory=ending.memory.get(n, PeakMemory()),
-                beside=loops.get(n, pauses.Beside()),
+                beside=loops.get(n, pauses.Interruptions()),
             )
         )
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)

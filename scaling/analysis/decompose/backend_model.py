@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.shared_link import APART, HOSTS_OWN, Beside
+from scaling.analysis.network.shared_link import APART, HOSTS_OWN, SharedLink
 from scaling.records.tables import Tables
 from scaling.settings.plan import HARNESS, Plan
 from scaling.settings.run import KINDS
@@ -33,7 +33,7 @@ class Served:
 
     channel: ChannelOf
     groups: Groups
-    beside: Beside = APART
+    beside: SharedLink = APART
 
 
 def served(tables: Tables, plan: Plan) -> Served:
@@ -47,7 +47,7 @@ def groups_of(tables: Tables) -> Groups:
     return lambda rank, key: ranks_of_group.get((rank, key), (rank,))
 
 
-def links(tables: Tables, plan: Plan) -> Beside:
+def links(tables: Tables, plan: Plan) -> SharedLink:
     """Which ranks' collectives leave their host over one link: of a host's back end, which has one interface there."""
     if plan.spec.topology.backend not in HOSTS_OWN:
         return APART
@@ -55,7 +55,7 @@ def links(tables: Tables, plan: Plan) -> Beside:
     places = {name: k for k, name in enumerate(dict.fromkeys(host.values()))}
     most = min(max(host, default=-1) + 1, plan.ranks)
     # a rank without records is on a host of its own
-    return Beside(hosts=tuple(places[host[rank]] if rank in host else -1 - rank for rank in range(most)))
+    return SharedLink(hosts=tuple(places[host[rank]] if rank in host else -1 - rank for rank in range(most)))
 
 
 def channels(tables: Tables, plan: Plan) -> ChannelOf:

@@ -71,14 +71,14 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Interruptions:
     """What a loop does beside its steps at one world size."""
 
     pauses: tuple[Pause, ...] = ()
     stalls: tuple[Stall, ...] = ()
 
 
-def beside(tables: Tables, plan: Plan) -> Beside:
+def beside(tables: Tables, plan: Plan) -> Interruptions:
     """By kind, the largest first."""
     wall_s = _wall_ns(tables) / 1e9
     groups: dict[tuple[str, int | None], list[_Group]] = {}
@@ -111,7 +111,7 @@ def beside(tables: Tables, plan: Plan) -> Beside:
                 steps_beside=slowed,
             )
         )
-    return Beside(
+    return Interruptions(
         pauses=tuple(sorted(counted, key=lambda pause: -pause.seconds.value)),
         stalls=tuple(sorted(stalls, key=lambda stall: -stall.cost_ms.value)),
     )

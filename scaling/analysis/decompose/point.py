@@ -12,7 +12,7 @@ from scaling.analysis.decompose import imbalance, light, own_loop, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, by_kinds, cost, efficiency, loss
-from scaling.analysis.decompose.pauses import Beside
+from scaling.analysis.decompose.pauses import Interruptions
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
@@ -42,7 +42,7 @@ def point(
     fed_ns: int = -1,
     cores: int = 0,
     memory: PeakMemory | None = None,
-    beside: Beside,
+    beside: Interruptions,
 ) -> Point:
     """Everything about one world size.
 

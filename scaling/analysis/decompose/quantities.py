@@ -131,7 +131,7 @@ class Cycle:
     """Cycles of one step."""
 
 
-class Beside(NamedTuple):
+class CallTraffic(NamedTuple):
     """What an own loop sends by calls in Python, DDP's reducer apart, and what nobody was seen to wait for."""
 
     bytes: int = -1
@@ -142,7 +142,7 @@ class Beside(NamedTuple):
     """Whether a loop asked if some collective is done instead of waiting."""
 
 
-NOTHING = Beside()
+NOTHING = CallTraffic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class TrialRecords:
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_turns.Turns)."""
     light: Light | None = None
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
-    beside: Beside = NOTHING
+    beside: CallTraffic = NOTHING
     """What an own loop's own calls send."""
     tokens: TokenRows | None = None
     """What an own loop told of its steps' tokens; None where it told nothing."""

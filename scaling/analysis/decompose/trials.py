@@ -20,7 +20,7 @@ from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
     DURATIONS,
     PHASES,
-    Beside,
+    CallTraffic,
     Cycle,
     Sent,
     TrialRecords,
@@ -127,15 +127,15 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     )
 
 
-def _beside(blocks: Frame, n: int) -> Beside:
+def _beside(blocks: Frame, n: int) -> CallTraffic:
     """What Python was seen to send in the light steps of an own loop."""
     counted = (pl.col("world_size") == n) & (pl.col("arm") == PROBE) & ~pl.col("detailed")
     means = pl.col("sent_bytes", "unclaimed_bytes").mean(), pl.col("polled").sum()
     each = in_memory(blocks.filter(counted & (pl.col("sent_bytes") >= 0)).group_by("rank").agg(*means))
     if each.is_empty():
-        return Beside()
+        return CallTraffic()
     sent, unclaimed, polled = each.select("sent_bytes", "unclaimed_bytes", "polled").max().row(0)
-    return Beside(math.ceil(sent), math.ceil(unclaimed), polled > 0)
+    return CallTraffic(math.ceil(sent), math.ceil(unclaimed), polled > 0)
 
 
 def withheld(tables: Tables, n: int) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from scaling.analysis.decompose.detailed import BROADCAST
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS, Key, Sent
 from scaling.analysis.network.channel import ONE, Awaited, Channel
 from scaling.analysis.network.replay import Program
-from scaling.analysis.network.shared_link import Beside, Members
+from scaling.analysis.network.shared_link import Members, SharedLink
 from scaling.analysis.results import Span
 from scaling.analysis.statistics.rounds import Floats
 from scaling.settings.parallel import Mesh
@@ -62,7 +62,7 @@ class UnitStamps:
     """What each would take if its group had its wire alone."""
     together: Floats
     """What all groups of the collective have of their wire."""
-    beside: Beside
+    beside: SharedLink
     waited: Floats
     """S x R: all windows together, by the steps' own stamps."""
     steps: dict[str, Floats]

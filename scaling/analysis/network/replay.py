@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.network.channel import ONE, Awaited, Channel, Flow
-from scaling.analysis.network.shared_link import APART, Beside, Members
+from scaling.analysis.network.shared_link import APART, Members, SharedLink
 from scaling.analysis.statistics.rounds import Floats
 
 
@@ -187,7 +187,7 @@ class Program:
     """Collectives that follow their data: their ranks wait for some of the others, and are done by themselves."""
     behind: Mapping[int, int] = field(default_factory=dict)
     """Collectives that a stream of their own launches, each with the one that it is launched behind."""
-    beside: Beside = APART
+    beside: SharedLink = APART
     """Which groups of a collective share a host's link."""
 
     def run(self) -> Floats:

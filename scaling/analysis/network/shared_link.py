@@ -77,7 +77,7 @@ Members = tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class SharedLink:
     """The hosts of ranks, where whatever leaves a host goes over one link."""
 
     hosts: tuple[int, ...] = ()
@@ -171,7 +171,7 @@ class Beside:
 
 _SHORT_NS = 1e-3
 """No collective takes less."""
-APART = Beside()
+APART = SharedLink()
 """Ranks with links of their own."""
 
 

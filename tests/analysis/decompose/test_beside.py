@@ -10,7 +10,7 @@ import pytest
 from scaling.analysis.decompose.backend_model import Served, links
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.shared_link import APART, Beside
+from scaling.analysis.network.shared_link import APART, SharedLink
 from scaling.settings.parallel import Mesh
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES
@@ -95,7 +95,7 @@ def merged(found, *names):
 
 
 TERMS = ("kind.0.transfer", "bucket_transfer", "bucket_skew", "busy")
-HOSTS = Beside(hosts=(0, 0, 1, 1))
+HOSTS = SharedLink(hosts=(0, 0, 1, 1))
 
 
 @pytest.mark.parametrize("late_ms", [0.5, 4.0, 30.0])

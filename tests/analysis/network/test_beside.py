@@ -15,11 +15,11 @@ import pytest
 
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.replay import Mark, Program
-from scaling.analysis.network.shared_link import APART, Beside, covered, equal_parts, place
+from scaling.analysis.network.shared_link import APART, SharedLink, covered, equal_parts, place
 from scaling.settings.parallel import Mesh, every_mesh
 from scaling.settings.topology import Topology
 
-HOSTS = Beside(hosts=(0, 0, 1, 1))
+HOSTS = SharedLink(hosts=(0, 0, 1, 1))
 PAIRS = ((0, 2), (1, 3))
 """Of two groups with a rank on each host."""
 WITHIN, ALL = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
@@ -56,7 +56,7 @@ def test_parts_add_up_to_the_busy_link(begun, finished, alone, together):
 
 
 @pytest.mark.parametrize(
-    ("members", "beside"), [(WITHIN, HOSTS), (PAIRS, APART), (PAIRS, Beside(hosts=(0,) * 4))]
+    ("members", "beside"), [(WITHIN, HOSTS), (PAIRS, APART), (PAIRS, SharedLink(hosts=(0,) * 4))]
 )
 def test_groups_that_share_no_link_have_their_own_times(members, beside):
     alone, together = shares((0, 0), (20, 30), members=members, beside=beside)
