@@ -167,7 +167,7 @@ class RankPulse:
     io_bytes: int
 
 
-class Ranks:
+class RankWatch:
     """The ranks of this host: the children of the torchrun that started the rank `parent`."""
 
     def __init__(self, parent: int, memory: str, proc: Path = Path("/proc")) -> None:
@@ -183,10 +183,10 @@ class Ranks:
             rank = self._rank(pid)
             if rank is not None:
                 with contextlib.suppress(OSError, ValueError, IndexError):
-                    pulses[rank] = self._of(pid)
+                    pulses[rank] = self._pulse_of(pid)
         return pulses
 
-    def _of(self, pid: int) -> RankPulse:
+    def _pulse_of(self, pid: int) -> RankPulse:
         cpu, moved = 0.0, 0
         for each in (pid, *self._children(pid)):
             if each == os.getpid():
@@ -232,7 +232,7 @@ def record(path: Path, parent: int, memory: str) -> None:
 
     def beat() -> None:
         with contextlib.suppress(OSError, IndexError, ValueError):
-            ranks, stop = Ranks(parent, memory), threading.Event()
+            ranks, stop = RankWatch(parent, memory), threading.Event()
             while True:
                 _write(path, ranks.pulse())
                 stop.wait(PERIOD_S)

@@ -40,7 +40,7 @@ def find_largest(plan: Plan, folder: RunFolder, progress: Progress) -> LaunchOut
 
     The outcome is not `done` where a launch failed for another reason than memory, or where nothing fits.
     """
-    if is_known(folder):
+    if is_searched(folder):
         return LaunchOutcome(status="done")
     largest = read_largest(folder) or Largest(
         schema=SCHEMA,
@@ -69,7 +69,7 @@ def find_largest(plan: Plan, folder: RunFolder, progress: Progress) -> LaunchOut
     return LaunchOutcome(status="done")
 
 
-def is_known(folder: RunFolder) -> bool:
+def is_searched(folder: RunFolder) -> bool:
     """Whether an earlier call finished and found a batch."""
     largest = read_largest(folder)
     if largest is None or largest.failure is not None:
@@ -93,7 +93,7 @@ def _launch(
         command, launch, plan.spec.measure, lambda p: progress({**p, "launch": f"{what} {index}"})
     )
     largest, open_try = _heard(launch, largest, proving=what == PROVE)
-    if outcome.status != "done" and open_try is not None and _of_memory(launch, outcome):
+    if outcome.status != "done" and open_try is not None and _ran_out_of_memory(launch, outcome):
         oom = outcome.out_of_memory
         tried = Try(batch=open_try[1], status=OOM if oom else KILLED, rank=outcome.rank if oom else None)
         largest = _noted(largest, open_try[0], tried, proving=what == PROVE)
@@ -142,7 +142,7 @@ def _noted(largest: Largest, variant: int, tried: Try, *, proving: bool) -> Larg
     return dataclasses.replace(largest, items=items)
 
 
-def _of_memory(launch: LaunchFolder, outcome: LaunchOutcome) -> bool:
+def _ran_out_of_memory(launch: LaunchFolder, outcome: LaunchOutcome) -> bool:
     """Whether a launch ran out of memory: a rank reported it, or one was killed before it could."""
     if outcome.out_of_memory:
         return True

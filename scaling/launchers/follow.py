@@ -19,7 +19,7 @@ from scaling.launchers.failure import evidence
 from scaling.launchers.failure.cause import LaunchOutcome, cause, last_error
 from scaling.launchers.failure.evidence import gather
 from scaling.launchers.launcher import Command, Progress
-from scaling.launchers.process import end, held_back, start
+from scaling.launchers.process import end, signals_deferred, start
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import LOG_BYTES_MAX, RefusedError, read_text
 from scaling.records.files import write_json
@@ -137,7 +137,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         write_json(launch.fabric, command.network, private=True)
     process = None
     try:
-        with held_back():
+        with signals_deferred():
             process = start(command, launch)
         vigil = Vigil(
             launch,

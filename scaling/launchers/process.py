@@ -43,7 +43,7 @@ def start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def signals_deferred() -> Iterator[None]:
     """Defer SIGINT, SIGTERM and SIGHUP until the child has started."""
     came: list[tuple[int, FrameType | None]] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

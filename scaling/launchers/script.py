@@ -21,7 +21,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.launcher import Command, LaunchRequest
-from scaling.launchers.process import end, held_back, start
+from scaling.launchers.process import end, signals_deferred, start
 from scaling.records.files import write_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.plan import Ended, Plan
@@ -76,7 +76,7 @@ def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEn
         write_json(logs.fabric, command.network, private=True)
     process, late = None, False
     try:
-        with held_back():
+        with signals_deferred():
             process = start(command, logs)
         begin = time.monotonic()
         while process.poll() is None and not late:
@@ -139,7 +139,7 @@ def _before_torchrun(text: str) -> list[str]:
     return lines
 
 
-def left_of(mark: str) -> list[int]:
+def processes_of(mark: str) -> list[int]:
     """Processes of a launch that still run on this machine."""
     wanted, pids = f"{MARK}={mark}".encode(), []
     for path in Path("/proc").glob("[0-9]*"):
@@ -154,7 +154,7 @@ def _end_left(mark: str) -> None:
     until = time.monotonic() + ANSWER_S
     told: set[int] = set()
     try:
-        while (left := left_of(mark)) and time.monotonic() < until:
+        while (left := processes_of(mark)) and time.monotonic() < until:
             for pid in set(left) - told:
                 _signal(pid, signal.SIGTERM)
             told.update(left)
@@ -162,7 +162,7 @@ def _end_left(mark: str) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        for pid in left_of(mark):
+        for pid in processes_of(mark):
             _signal(pid, signal.SIGKILL)
 
 

@@ -51,7 +51,7 @@ def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
     ]
     whole = pl.col("launch").is_in(sorted(ended))
     ragged = _ragged(tables)
-    gaps, missing = _of_ranks(ragged.filter(whole))
+    gaps, missing = _rank_gaps(ragged.filter(whole))
     read = in_memory(tables.blocks.group_by("launch", "rank").agg(len=pl.len()))
     counts = {(launch, rank): count for launch, rank, count in read.iter_rows()}
     for file in tables.ranks:
@@ -63,7 +63,7 @@ def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
     if not gaps:
         # A block that withheld its details is there, without them.
         asked = pl.col("detailed") | (pl.col("withheld").fill_null("") != "")
-        gaps, missing = _of_rounds(
+        gaps, missing = _round_gaps(
             in_memory(
                 tables.blocks.filter(whole).with_columns(asked).select(*KIND, "round", "block").unique()
             ),
@@ -95,7 +95,7 @@ def _ragged(tables: Tables) -> pl.DataFrame:
     return absent.select(*kind, "rank", "block").sort("launch", "rank", "block")
 
 
-def _of_ranks(ragged: pl.DataFrame) -> tuple[list[Gap], int]:
+def _rank_gaps(ragged: pl.DataFrame) -> tuple[list[Gap], int]:
     """A line for each rank that lacks blocks."""
     gaps = []
     for launch, rank, blocks, arms in (
@@ -108,7 +108,7 @@ def _of_ranks(ragged: pl.DataFrame) -> tuple[list[Gap], int]:
     return gaps, ragged.select(PLACE).unique().height
 
 
-def _of_rounds(blocks: pl.DataFrame, detailed: Mapping[int, Collection[int]]) -> tuple[list[Gap], int]:
+def _round_gaps(blocks: pl.DataFrame, detailed: Mapping[int, Collection[int]]) -> tuple[list[Gap], int]:
     """A line for each launch in which some round has fewer blocks of a kind than the others, or is not there.
 
     The last round may end before its last block, where the time is over. `detailed`: the rounds with details of
@@ -260,14 +260,14 @@ def _degrees(parallel: Parallel) -> str:
 def as_recorded(plan: Plan, tables: Tables) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the facts of its blocks and the degrees of its communicators, and a line for each that differs.
 
-    Errors as `of_blocks`.
+    InputError where the blocks are those of cases and the plan asks for none.
     """
-    plan, notes = of_blocks(plan, tables.blocks)
+    plan, notes = plan_of_blocks(plan, tables.blocks)
     plan, more = as_communicated(plan, tables.ranks)
     return plan, (*notes, *more)
 
 
-def of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
+def plan_of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the world sizes, batches and micro-steps of its blocks, and a line for each that differs.
 
     An own loop's plan comes from its records, and a run by cases has its batches in its blocks alone. InputError where

@@ -34,7 +34,7 @@ Groups = dict[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class LaunchRanks:
     """What the ranks of a launch left."""
 
     files: tuple[RankFile, ...]
@@ -46,14 +46,14 @@ class Ranks:
 
 
 @dataclass(slots=True)
-class Kept:
+class Copies:
     """Files whose text is kept: in memory, or where other processes have to see it, as copies in one file."""
 
     path: Path | None = None
     bytes: int = 0
 
 
-class Job(NamedTuple):
+class RankJob(NamedTuple):
     """A rank file to read."""
 
     rank: int
@@ -91,7 +91,7 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processes) -> Ranks:
+def read_ranks(launch: LaunchFolder, plan: Plan, kept: Copies, processes: Processes) -> LaunchRanks:
     """What the ranks of a launch left; a gap for each that left nothing."""
     jobs = []
     for rank in launch.ranks():
@@ -99,7 +99,7 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processe
         room = size_bytes(path)
         room = room if kept.bytes + room <= KEPT_BYTES else 0
         copy = None if kept.path is None else (kept.path, kept.bytes)
-        jobs.append(Job(rank, path, room, copy))
+        jobs.append(RankJob(rank, path, room, copy))
         kept.bytes += room
     shares = [(launch.index, jobs[k : k + SHARE]) for k in range(0, len(jobs), SHARE)]
     whole, groups = Share(), Groups()
@@ -120,7 +120,7 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processe
         tables = {name: frame.filter(pl.col("rank") < world) for name, frame in tables.items()}
     present = {rank.file.rank for rank in ranks} | broken.keys()
     broken |= {rank: "left no records" for rank in range(world) if rank not in present}
-    return Ranks(
+    return LaunchRanks(
         files=tuple(rank.file for rank in ranks),
         tables=tables | {"blocks": tables["blocks"].drop(list(LINES))},
         stretch=Stretch(
@@ -130,7 +130,7 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processe
     )
 
 
-def read_share(launch: int, jobs: Iterable[Job]) -> Share:
+def read_share(launch: int, jobs: Iterable[RankJob]) -> Share:
     """Read some files of a launch, each once."""
     share, groups = Share(), Groups()
     for job in jobs:
@@ -145,7 +145,7 @@ def read_share(launch: int, jobs: Iterable[Job]) -> Share:
     return share.joined()
 
 
-def _kept(rank: Rank, job: Job) -> Stored:
+def _kept(rank: Rank, job: RankJob) -> Stored:
     """The rank's file with its text, with a copy of it, or with neither."""
     stored, text = rank.stored, rank.stored.text or b""
     if len(text) <= job.room_bytes and job.copy is None:
@@ -247,7 +247,7 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
     ranks: list[RankFile] = []
     lost = 0
     with Processes(count) as processes:
-        kept = Kept(scratch.path / "copies" if count else None)
+        kept = Copies(scratch.path / "copies" if count else None)
         for launch in launches:
             read = read_ranks(launch, plan, kept, processes)
             gaps += read.gaps
@@ -300,7 +300,7 @@ class _Read(Generic[R]):
 
 
 def _read_steps(
-    read: Ranks, scratch: Path, look: Look[R] | None, processes: Processes
+    read: LaunchRanks, scratch: Path, look: Look[R] | None, processes: Processes
 ) -> Iterator[list[_Read[R]]]:
     """All rows of a launch's steps, written to files a part at a time."""
     least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)

@@ -99,7 +99,7 @@ class Sealer:
         return f"{body}{KEY.decode()}{total}}}\n"
 
 
-class Stretch(NamedTuple):
+class SealedLines(NamedTuple):
     """Whole lines up to a seal, as places in the text: a small run has thousands of them."""
 
     begin: int
@@ -108,15 +108,15 @@ class Stretch(NamedTuple):
     """Whether the seal holds; None: the lines have none."""
 
 
-def stretches(text: bytes) -> Iterator[Stretch]:
+def stretches(text: bytes) -> Iterator[SealedLines]:
     """The stretches of whole lines, in order; the last one may have no seal, since what follows it was cut off."""
     view, begin = memoryview(text), 0
     for seal in _SEAL.finditer(text):
         at, end = seal.span()
-        yield Stretch(begin, end, int(seal[1]) == crc32(view[begin:at]))
+        yield SealedLines(begin, end, int(seal[1]) == crc32(view[begin:at]))
         begin = end
     if begin < len(text):
-        yield Stretch(begin, len(text), None)
+        yield SealedLines(begin, len(text), None)
 
 
 def digest(content: bytes) -> str:

@@ -21,7 +21,7 @@ import polars as pl
 from scaling.reading import RECORDS_BYTES_MAX, read_bytes
 from scaling.records.clock import Shift
 from scaling.records.decode import Block, Clock, End, Memory, Packed, Pause, decode_head, decode_records
-from scaling.records.encoding import Stretch, stretches
+from scaling.records.encoding import SealedLines, stretches
 from scaling.records.format import SCHEMA, ClockRecord, PauseRecord, Record
 from scaling.records.frames import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
 
@@ -45,7 +45,7 @@ class FileLines:
 def read_lines(text: bytes, begin: int) -> tuple[FileLines, list[bytes]]:
     """The records from `begin` on, up to the first line that is none; and the stretches that changed."""
     lines, damaged = FileLines(), []
-    sealed: list[Stretch] = []
+    sealed: list[SealedLines] = []
     for stretch in stretches(text):
         if stretch.holds is False:
             damaged.append(text[stretch.begin : stretch.end])
@@ -58,7 +58,7 @@ def read_lines(text: bytes, begin: int) -> tuple[FileLines, list[bytes]]:
     return lines, damaged
 
 
-def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], lines: FileLines) -> None:
+def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[SealedLines], lines: FileLines) -> None:
     """Only the last line of each stretch is decoded; those before it are steps, which the seal covers."""
     places = []
     for stretch in sealed:

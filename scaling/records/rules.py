@@ -61,8 +61,8 @@ def broken_rows(plan: Plan, parts: Iterable[Tables]) -> pl.DataFrame:
         bound_ns = max([bound_ns, *(file.clock_bound_ns or 0 for file in part.ranks)])
         blocks, steps = in_memory(part.blocks), in_memory(part.steps)
         facts.append(blocks.select(*BLOCK, *FACTS))
-        broken += _named(_of_blocks(blocks))
-        broken += _named(_of_steps(blocks, steps, plan, slack))
+        broken += _named(_block_rules(blocks))
+        broken += _named(_step_rules(blocks, steps, plan, slack))
         synchronised = pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1)
         # Ranks of an own loop may send to some others alone, or seldom.
         synchronised &= pl.lit(plan.spec.parallel.name != OWN)
@@ -70,7 +70,7 @@ def broken_rows(plan: Plan, parts: Iterable[Tables]) -> pl.DataFrame:
         shared.setdefault("steps", []).append(times)
         for name, rows in (("buckets", in_memory(part.buckets)), ("fabric", in_memory(part.fabric))):
             if rows.height:
-                broken += _named(_of_collectives(steps, rows, slack))
+                broken += _named(_collective_rules(steps, rows, slack))
                 joint = (
                     (pl.col("kind") == ALL_REDUCE)
                     & (pl.col("world_size") > 1)
@@ -97,7 +97,7 @@ def overlapping(plan: Plan, blocks: Frame) -> pl.DataFrame:
     return pl.concat([pl.DataFrame(schema=SCHEMA), *broken])
 
 
-def _of_blocks(blocks: pl.DataFrame) -> Broken:
+def _block_rules(blocks: pl.DataFrame) -> Broken:
     return _breaking(
         blocks,
         {
@@ -110,7 +110,7 @@ def _of_blocks(blocks: pl.DataFrame) -> Broken:
     )
 
 
-def _of_steps(blocks: pl.DataFrame, steps: pl.DataFrame, plan: Plan, slack: int) -> Broken:
+def _step_rules(blocks: pl.DataFrame, steps: pl.DataFrame, plan: Plan, slack: int) -> Broken:
     each = runs(steps, STEP)
     steps = each.frame
     of_block = runs(steps, BLOCK)
@@ -190,7 +190,7 @@ def _phases(plan: Plan, slack: int, follows: pl.Expr) -> dict[str, pl.Expr]:
     return rules
 
 
-def _of_collectives(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Broken:
+def _collective_rules(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Broken:
     timed = pl.col("arm").is_in([PROBE, REPLAY, FABRIC, PAIRS])
     done = pl.col("done_ns")
     yield from _breaking(

@@ -187,7 +187,7 @@ def _fitted(
     """The first of some contents whose least rounds fit, or the cheapest. `warmup_s`: None where it is over."""
 
     def least_s(content: Content) -> float:
-        rounds_s = sum(least_round_s(content.of_round(k)) for k in range(least_rounds(measure)))
+        rounds_s = sum(least_round_s(content.in_round(k)) for k in range(least_rounds(measure)))
         return rounds_s if warmup_s is None else rounds_s + warmup_s(content, 1)
 
     tried: list[tuple[float, Content]] = []

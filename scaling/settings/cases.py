@@ -45,7 +45,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class CaseBlock:
     """A block of one case on ranks 0 to world_size - 1. `id` is the same on every rank."""
 
     id: int
@@ -125,7 +125,7 @@ def stages(spec: Spec) -> tuple[tuple[int, ...], ...]:
 
 def round_stretches(
     spec: Spec, launch: int, stage: int, number: int, alive: tuple[tuple[int, int], ...]
-) -> tuple[Stretch, ...]:
+) -> tuple[CaseBlock, ...]:
     """One round over the (world size, case) pairs that run, in random order; the same on every rank.
 
     `alive` is the same in every round of a stage, so that ids are unique within a launch.
@@ -135,6 +135,6 @@ def round_stretches(
     rng.shuffle(visits)
     first = stage * STAGE_IDS + number * len(visits)
     return tuple(
-        Stretch(id=first + index, round=number, world_size=n, case=case, arm=arm)
+        CaseBlock(id=first + index, round=number, world_size=n, case=case, arm=arm)
         for index, (n, case, arm) in enumerate(visits)
     )

@@ -59,7 +59,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class TimedStep:
     """How long one step of a batch took in the tryout."""
 
     batch: int
@@ -72,7 +72,7 @@ class Timing:
 
     start_s: float
     """From the start of the process to the built model."""
-    steps: tuple[Sample, ...]
+    steps: tuple[TimedStep, ...]
     """Ascending by batch, at least one."""
     first_s: float = 0.0
     """What the first step took beyond the later ones, such as compiling."""
@@ -80,7 +80,7 @@ class Timing:
 
     def step_s(self, batch: float) -> float:
         """A step's time at a batch, on the line through the two nearest that were timed (or from 0)."""
-        samples = [Sample(batch=0, step_s=0.0), *self.steps]
+        samples = [TimedStep(batch=0, step_s=0.0), *self.steps]
         above = next((k for k, sample in enumerate(samples) if sample.batch >= batch), len(samples) - 1)
         low, high = samples[max(0, above - 1)], samples[above]
         if above == 1:  # between nothing and the least batch
@@ -103,7 +103,7 @@ def synthetic_timing(spec: Spec, machine: Machine) -> Timing:
     if spec.task == "inference":
         a_sample, parameters = a_sample / 3, 0.0  # forward alone (scaling.worker.models.synthetic)
     samples = tuple(
-        Sample(batch=batch, step_s=batch * a_sample + parameters / BYTES_S + AWAKE_S) for batch in (2, 64)
+        TimedStep(batch=batch, step_s=batch * a_sample + parameters / BYTES_S + AWAKE_S) for batch in (2, 64)
     )
     start_s = PROCESS_S * max(1.0, (1 + machine.beside) / machine.cores)
     return Timing(start_s=start_s, steps=samples, parameters_bytes=int(parameters))

@@ -64,7 +64,7 @@ class Content:
         """Whether a part is measured."""
         return part not in self.without
 
-    def of_round(self, number: int) -> Content:
+    def in_round(self, number: int) -> Content:
         """What one round of a launch measures."""
         return self if self.detailed is None or number in self.detailed else self.without_details()
 

@@ -148,7 +148,7 @@ def round_blocks(
     """
     rng = random.Random(f"{plan.spec.seed}/{launch}/{number}")
     count = plan.ranks if ranks is None else ranks
-    content = plan.content.of_round(number)
+    content = plan.content.in_round(number)
     order = [*trials, *baseline]
     if plan.variant is None:
         rng.shuffle(order)
@@ -310,10 +310,10 @@ def messages(
     kinds: Sequence[int], message_bytes: Sequence[int], backend: str, repeats: int = SMALL_REPEATS
 ) -> list[Message]:
     """Every measurement of one sweep over some sizes, bytes. `repeats`: of small messages over Gloo."""
-    return [m for kind in kinds for size in message_bytes for m in _of_size(kind, size, backend, repeats)]
+    return [m for kind in kinds for size in message_bytes for m in _at_size(kind, size, backend, repeats)]
 
 
-def _of_size(kind: int, size: int, backend: str, repeats: int) -> list[Message]:
+def _at_size(kind: int, size: int, backend: str, repeats: int) -> list[Message]:
     if not streamed(backend):
         return [Message(kind, size)] * (repeats if size <= SMALL_BYTES else 1)
     shots = [Message(kind, size)] * (SHOTS if size <= SHOT_BYTES else 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.processes import wait_until
 
-from scaling.hardware.telemetry import Ranks
+from scaling.hardware.telemetry import RankWatch
 
 ROOT = Path(__file__).parents[2]
 RANK = """
@@ -58,7 +58,7 @@ def ranks():
 
 def test_a_rank_s_beats_and_the_processor_time_of_its_children_are_seen(ranks):
     first, _ = ranks("waits", "works")
-    host = Ranks(first, "scaling-beats")
+    host = RankWatch(first, "scaling-beats")
     begin = host.pulse()
     assert set(begin) == {0, 1}
     assert {one.beats for one in begin.values()} == {3}
@@ -68,4 +68,4 @@ def test_a_rank_s_beats_and_the_processor_time_of_its_children_are_seen(ranks):
 
 def test_a_rank_that_shares_no_memory_has_no_beats(ranks):
     (first,) = ranks("waits")
-    assert Ranks(first, "another-name").pulse()[0].beats is None
+    assert RankWatch(first, "another-name").pulse()[0].beats is None

@@ -11,7 +11,7 @@ import pytest
 from support.commands import start_scaling
 from support.processes import wait_until
 
-from scaling.launchers.script import left_of
+from scaling.launchers.script import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -93,10 +93,10 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_measured(tmp_path):
     )
     mark = str(tmp_path / "run/logs/0")
     wait_until(lambda: any((tmp_path / "run").glob("ranks-1/launches/0/rank-0.jsonl")), run, seconds=120)
-    assert left_of(mark)
+    assert processes_of(mark)
     time.sleep(0.5)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 3, err
-    assert not left_of(mark)
+    assert not processes_of(mark)
     assert any((tmp_path / "run").glob("ranks-1/launches/0/rank-0.jsonl"))

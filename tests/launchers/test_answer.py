@@ -9,9 +9,9 @@ import pytest
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.process import TooLongError, answer
-from scaling.settings.estimate import Sample
+from scaling.settings.estimate import TimedStep
 
-ASKED = Sample(batch=2, step_s=1.0)
+ASKED = TimedStep(batch=2, step_s=1.0)
 PROGRAMS = {
     "echoes": "import sys; sys.stdout.write(sys.stdin.read())",
     "is_killed": "import os, sys; print('begun', file=sys.stderr); os.kill(os.getpid(), 9)",
@@ -27,7 +27,7 @@ def asked(tmp_path, monkeypatch):
     for name, text in PROGRAMS.items():
         (tmp_path / f"{name}.py").write_text(text + "\n")
     monkeypatch.setattr(resources, "import_path", lambda: str(tmp_path))
-    return lambda name, limit_s=30: answer(name, ASKED, Sample, what="the step", limit_s=limit_s)
+    return lambda name, limit_s=30: answer(name, ASKED, TimedStep, what="the step", limit_s=limit_s)
 
 
 def test_an_answer_is_decoded(asked):

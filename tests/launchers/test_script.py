@@ -8,7 +8,7 @@ import pytest
 
 from scaling.config.compose import requests
 from scaling.launchers.launcher import Command
-from scaling.launchers.script import MARK, RUN_DIR, command_of, left_of, run_script, why
+from scaling.launchers.script import MARK, RUN_DIR, command_of, processes_of, run_script, why
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 
@@ -60,7 +60,7 @@ def test_a_launch_ends_at_its_limit_with_all_that_it_started(logs):
     assert time.monotonic() - begin < 20
     assert ended.status == "timeout"
     assert "--time-limit" in ended.error
-    assert left_of(str(logs.path.absolute())) == []
+    assert processes_of(str(logs.path.absolute())) == []
 
 
 @pytest.mark.parametrize(

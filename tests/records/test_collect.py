@@ -157,7 +157,7 @@ def test_a_window_has_no_more_rows_than_asked_for_or_a_single_rank(whole, monkey
     plan = read_plan(whole)
     launch = whole.launch(0)
     with Processes(0) as none:
-        stretch = reading.read_ranks(launch, plan, reading.Kept(), none).stretch
+        stretch = reading.read_ranks(launch, plan, reading.Copies(), none).stretch
     for most in (1, 300, 10**6):
         wholes = [[*one] for one in steps.wholes(steps.windows(stretch, most))]
         for one in itertools.chain(*wholes):

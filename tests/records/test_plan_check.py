@@ -9,7 +9,7 @@ import pytest
 from support.results import plan
 
 from scaling.errors import InputError
-from scaling.records.check import as_communicated, check_meshes, of_blocks
+from scaling.records.check import as_communicated, check_meshes, plan_of_blocks
 from scaling.records.rank_file import RankFile
 from scaling.settings.parallel import Fsdp, Parallel
 
@@ -127,6 +127,6 @@ def test_blocks_of_cases_under_a_plan_without_cases_are_refused():
     with pytest.raises(
         InputError, match=r"plan\.json asks for a scaling run, and the rank files hold a table of cases"
     ):
-        of_blocks(plan(), blocks)
+        plan_of_blocks(plan(), blocks)
     cases = dataclasses.replace(plan(), spec=dataclasses.replace(plan().spec, batches=(8,)))
-    assert of_blocks(cases, blocks) == (cases, ())
+    assert plan_of_blocks(cases, blocks) == (cases, ())

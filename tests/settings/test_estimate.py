@@ -10,7 +10,7 @@ from scaling.config.compose import requests
 from scaling.settings.budget import fit_training
 from scaling.settings.estimate import (
     Machine,
-    Sample,
+    TimedStep,
     Timing,
     fit,
     left_out_lines,
@@ -45,7 +45,7 @@ def plan_of(ranks, *more):
 
 
 def timing(*steps, **known):
-    return Timing(start_s=3.0, steps=tuple(Sample(batch=batch, step_s=s) for batch, s in steps), **known)
+    return Timing(start_s=3.0, steps=tuple(TimedStep(batch=batch, step_s=s) for batch, s in steps), **known)
 
 
 def costs_of(plan, machine=MACHINE):

@@ -18,7 +18,7 @@ from scaling.settings.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class JobAllocation:
     """The nodes that a launch can have now, in Slurm's order, and the first one's address."""
 
     job: str
@@ -33,10 +33,10 @@ def allocated() -> bool:
     return "SLURM_JOB_ID" in os.environ and "SLURM_JOB_NODELIST" in os.environ
 
 
-def allocation(plan: Plan) -> Allocation:
+def allocation(plan: Plan) -> JobAllocation:
     """The nodes of this job that can be used now; stand-ins outside of a job. ScalingError when none can."""
     if not allocated():
-        return Allocation(job="0", nodes=tuple(f"NODE{k}" for k in range(plan.hosts)), address="NODE0")
+        return JobAllocation(job="0", nodes=tuple(f"NODE{k}" for k in range(plan.hosts)), address="NODE0")
     job = os.environ["SLURM_JOB_ID"]
     names = hostnames(os.environ["SLURM_JOB_NODELIST"])
     # With --no-kill, Slurm removes a failed node from the job, and it stays out when it is up again.
@@ -45,7 +45,7 @@ def allocation(plan: Plan) -> Allocation:
     nodes = tuple(name for name in names if name in kept and name not in dead)
     if not nodes:
         raise ScalingError(f"no node of job {job} is up: {', '.join(names)}")
-    return Allocation(
+    return JobAllocation(
         job=job,
         nodes=nodes,
         address=_address(nodes[0], plan.spec.cluster.interface),

@@ -13,7 +13,7 @@ from pathlib import Path
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher, LaunchRequest
-from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
+from scaling.launchers.slurm.allocation import JobAllocation, allocated, allocation
 from scaling.launchers.torchrun import connecting, environment, nccl_log, numa_binding, program_arguments
 from scaling.records.checkup import DOCTOR
 from scaling.records.paths import RunFolder
@@ -76,7 +76,7 @@ class Slurm(Launcher):
         return srun(request, allocation(request.plan))
 
 
-def srun(request: LaunchRequest, where: Allocation) -> Command:
+def srun(request: LaunchRequest, where: JobAllocation) -> Command:
     """One launch over as many nodes as its largest world size needs."""
     spec, launch = request.spec, request.launch
     shares = spec.topology.shares(request.ranks)

@@ -53,7 +53,7 @@ from scaling.units import count
 HOW_SURE = "how sure"
 
 
-def of_the_answer(quality: Quality) -> tuple[Line, ...]:
+def certainty(quality: Quality) -> tuple[Line, ...]:
     """How well the answer is known, and how many warnings there are."""
     answer_lines = [Line(text=text.sentence(reached)) for reached in quality.reached]
     if quality.warnings:
@@ -135,7 +135,7 @@ def document(
         badge_means=_unreal(run),
         answer=answer(analysis),
         lead=lead(analysis, plan, "" if report_path is None else str(report_path)),
-        sureness=of_the_answer(analysis.quality),
+        sureness=certainty(analysis.quality),
         sections=tuple(_sections(analysis, plan, timelines, histories, machines)),
         closing=tuple(_closing(analysis, plan, report_path)),
     )

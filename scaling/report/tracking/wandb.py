@@ -52,7 +52,7 @@ from scaling.settings.plan import SETTLED, Plan, Trial
 from scaling.settings.run import Tracking
 
 
-def of_run(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:
+def run_config(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:
     """What all world sizes share: the spec, versions, the machine, the commit that was measured.
 
     `environment`: what stands for the run's machine (`Launches.environment`); None where it is not known.
@@ -68,7 +68,7 @@ def of_run(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:
     return flat | {"run": plan.id, "device": run.device, "backend": run.backend, "launches": run.launches}
 
 
-def of_trial(plan: Plan, trial: Trial) -> Json:
+def trial_config(plan: Plan, trial: Trial) -> Json:
     """What only one world size has."""
     spec = plan.spec
     config: Json = {"world_size": trial.world_size, "hosts": trial.hosts}
@@ -206,14 +206,14 @@ def _document(
     points = {p.world_size: p for p in analysis.points}
     steps = {h.world_size: _steps(h) for h in histories}
     ends = {t.world_size: {"status": t.status, "error": t.error} for t in analysis.trials}
-    config = of_run(environment, plan, run)
+    config = run_config(environment, plan, run)
     title = f"{run.model} {run.topology} {run.precision} {run.mode}"
     stem = _stem(plan)
     runs: list[Json] = [
         {
             "id": f"{stem}-n{trial.world_size}",
             "name": f"{title} n={trial.world_size}",
-            "config": config | of_trial(plan, trial),
+            "config": config | trial_config(plan, trial),
             "x": "step",
             "history": steps.get(trial.world_size, []),
             "summary": spread(ends.get(trial.world_size, {})) | numbers(points.get(trial.world_size)),

@@ -17,7 +17,7 @@ from scaling.records.files import write_json
 from scaling.records.format import AnyStepRow, BlockRecord, RecordedBlock
 from scaling.settings.batch_search import FAILED, FITS, OOM, Largest
 from scaling.settings.budget import CaseCosts
-from scaling.settings.cases import Case, Stretch, arms, cases, round_stretches, stages
+from scaling.settings.cases import Case, CaseBlock, arms, cases, round_stretches, stages
 from scaling.settings.plan import ENDED_SCHEMA, LEFT_OUT, Ended, Outcome, Outcomes
 from scaling.settings.run import LEAST_ROUNDS
 from scaling.worker.accelerator.accelerator import Accelerator
@@ -320,7 +320,7 @@ class Study:
             label=f"{sizes[-1]} ranks, ",
         )
 
-    def _measure(self, stretch: Stretch, steps: int, lead_in: int, known: Means) -> None:
+    def _measure(self, stretch: CaseBlock, steps: int, lead_in: int, known: Means) -> None:
         """Run and record one block of one case."""
         session, case = self._session, self._cases[stretch.case]
         with self._limit.on():

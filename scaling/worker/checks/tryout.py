@@ -25,7 +25,7 @@ import torch.distributed as dist
 from scaling.errors import InputError
 from scaling.records.files import decode, encode
 from scaling.settings.cases import batches, variants
-from scaling.settings.estimate import Sample, Timing
+from scaling.settings.estimate import TimedStep, Timing
 from scaling.settings.run import Data, Inject, Spec
 from scaling.settings.topology import CPU, SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu, Precision
@@ -182,7 +182,7 @@ def time_steps(spec: Spec, began_s: float, say: Callable[[Timing], None]) -> Non
             print(f"batch {batch}: {type(error).__name__}: {error}", file=sys.stderr)
         else:
             first_s = timing.first_s if timing.steps else max(0.0, first_s - took_s)
-            steps = (*timing.steps, Sample(batch=batch, step_s=took_s))
+            steps = (*timing.steps, TimedStep(batch=batch, step_s=took_s))
             timing = dataclasses.replace(timing, steps=steps, first_s=first_s)
             say(timing)
         batch = following(spec, batch, timing)

@@ -16,14 +16,14 @@ from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.slurm import queue
-from scaling.launchers.slurm.allocation import Allocation, down, hostnames
+from scaling.launchers.slurm.allocation import JobAllocation, down, hostnames
 from scaling.launchers.slurm.launcher import Slurm, blamed, port, srun
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 from scaling.settings.timeouts import start_limit_s
 
 RECORDED = Path(__file__).with_name("slurm-22.05")
-WHERE = Allocation(job="77", nodes=("a1", "a2", "a3"), address="10.0.0.1")
+WHERE = JobAllocation(job="77", nodes=("a1", "a2", "a3"), address="10.0.0.1")
 
 
 def plan_of(*overrides: str):

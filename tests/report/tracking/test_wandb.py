@@ -155,7 +155,7 @@ def test_config_names_the_overrides(offline, logged):
 def test_a_run_by_cases_has_a_batch_only_where_all_its_cases_do(logged, changes, batch):
     plan = logged.plan()
     by_cases = replace(plan, spec=replace(plan.spec, **changes))
-    assert wandb.of_trial(by_cases, plan.trials[0]).get("batch_per_rank") == batch
+    assert wandb.trial_config(by_cases, plan.trials[0]).get("batch_per_rank") == batch
 
 
 def test_summary_run_holds_tables(offline, logged):
