@@ -39,6 +39,7 @@ def test_what_can_be_stays_as_it_is(whole):
         ("step_ms", -378.0, "it cannot be 0 or less"),
         ("samples_per_s", -84.6, "it cannot be 0 or less"),
         ("efficiency", -0.025, "it cannot be 0 or less"),
+        ("samples_per_s", 0.0, "it cannot be 0 or less"),
         ("closure", float("nan"), "that is no number"),
         ("mfu", float("inf"), "that is no number"),
     ],

@@ -102,6 +102,10 @@ def test_senders_without_gpudirect_read_are_no_finding(findings):
             "a, b announce one address, 172.17.0.2 on eth0, so they do not reach each other",
         ),
         (
+            [line(h, "Bootstrap : Using eth0:172.17.0.2<0>") for h in "abcde"],
+            "a, b, c and 2 more hosts announce one address",
+        ),
+        (
             [
                 m
                 for h in "abcd"
