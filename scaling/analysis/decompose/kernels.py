@@ -34,9 +34,9 @@ INPUT, WAITS, RANKS = "input", "communication", "other_ranks"
 MEANS = {
     AT_CEILING: "kernels at their ceiling",
     ELEMENTWISE: "elementwise kernels below theirs: each reads and writes memory, a compiler joins chains of them",
-    ODD: f"matrix kernels with an odd side: it is no multiple of {UNIT}, which matrix units want",
+    ODD: f"matrix kernels with an odd side: matrix units need multiples of {UNIT}",
     COMPUTE: "matrix kernels below the peak: too few blocks for the whole device, or shapes that do not fill its units",
-    MEMORY: "other kernels below the copy rate: they read data again, or in an order that memory is slow at",
+    MEMORY: "other kernels below the copy rate: they read data twice, or in an order in which memory is slow",
     SMALL: "small kernels: too little work to fill the device",
     TRANSFER: "copies of the batch from the host",
     IDLE: "no kernel runs: the device waits for its host to launch",
@@ -46,7 +46,7 @@ MEANS = {
 }
 _ON_HOST = {
     IDLE: "between operators: Python, autograd, and what else runs on the cores",
-    SMALL: "small operators: their call is most of their time",
+    SMALL: "small operators: most of their time goes into the call",
 }
 _ELEMENTWISE = (
     "abs add addcdiv addcmul bernoulli clamp copy cos div eq erf exp fill ge gelu gelu_backward gt hardswish le lerp "
@@ -105,7 +105,7 @@ def step_time(
         notes=(
             *_above(table, on_host=on_host),
             f"at their ceilings the kernels would take {lost:.3g} ms less; {sum(k.calls for k in joined):.0f} "
-            f"elementwise ones take {sum(k.ms.value for k in joined):.3g} ms, at their ceiling or not",
+            f"elementwise kernels take {sum(k.ms.value for k in joined):.3g} ms in all",
             _closes(rest, step_ms, measured_ms),
         ),
     )

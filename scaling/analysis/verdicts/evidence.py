@@ -42,8 +42,8 @@ def evidence_of(
         lines += _rate_lines(comm)
     if cause == "communication" and parts.exposed_transfer and arms.probe:
         lines.append(
-            f"all ranks alike wait {parts.exposed_transfer.value:.1f} of {arms.probe.value:.1f} ms of a step with "
-            "phase stamps for communication"
+            f"every rank waits {parts.exposed_transfer.value:.1f} ms for communication, of the "
+            f"{arms.probe.value:.1f} ms of a step with phase stamps"
         )
         few = comm is not None and comm.busbw_gbit_s is not None and comm.busbw_gbit_s.interval is None
         lines += _rate_lines(comm) if comm and few else []  # too few rounds had details for more than this

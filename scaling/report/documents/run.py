@@ -252,8 +252,8 @@ def _step_time(where: StepTime) -> tuple[Block, ...]:
     rows = [(p.means.partition(":")[0], text.number(p.ms.value), f"{p.share:.1%}") for p in where.parts]
     rows.append(("not explained", text.number(where.unexplained_ms.value), ""))
     kernels = [
-        f"{k.operator} {k.shapes}: {k.ms.value:.3g} ms, at least {k.least_ms.value:.3g}; "
-        f"{count(round(k.calls), 'call')}{f' in {k.layer}' * bool(k.layer)}"
+        f"{k.operator} {k.shapes}: {k.ms.value:.3g} ms, {k.least_ms.value:.3g} at its ceiling; "
+        f"{count(round(k.calls), 'call')}{f' in layer {k.layer}' * bool(k.layer)}"
         f"{f' and {k.layers - 1} more layers' * (k.layers > 1)}"
         for k in where.slowest
     ]
