@@ -63,6 +63,15 @@ def line_error(points: list[Timed]) -> float:
     return float(np.median(np.abs(alpha + beta * m - t) / t))
 
 
+def left_out_error(sizes: tuple[int, ...], times: np.ndarray) -> float:
+    """Median of |T interpolated from the other points - T| / T over each point but the first and the last."""
+    errors = []
+    for k in range(1, len(sizes) - 1):
+        others = Points(sizes=sizes[:k] + sizes[k + 1 :], times=np.delete(times, k)[None])
+        errors.append(abs(float(others.at(sizes[k])[0]) / times[k] - 1))
+    return float(np.median(errors))
+
+
 def agree(cliff: tuple[str, int, int], label: tuple[str, int, int]) -> bool:
     """Whether a cliff is the labelled one."""
     near = all(abs(a / b - 1) <= NEAR for a, b in zip(cliff[1:], label[1:], strict=True))
@@ -79,10 +88,8 @@ def main() -> int:
     for name, labels in LABELS.items():
         (section,) = parse_log((DATA / name).read_text(encoding="utf-8", errors="replace"), name)
         points = section.timed()
-        curve = Points(
-            sizes=tuple(p.bytes for p in points), times=np.array([[p.time for p in points]], dtype=float)
-        )
-        errors.append(float(np.median(curve.left_out_errors())))
+        times = np.array([p.time for p in points], dtype=float)
+        errors.append(left_out_error(tuple(p.bytes for p in points), times))
         lines.append(line_error(points))
         seen = cliffs(points, section.collective or "")
         keys = [(c.kind, c.from_bytes, c.to_bytes) for c in seen]

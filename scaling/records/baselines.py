@@ -52,7 +52,7 @@ def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFold
     InputError where something that was not kept by `keep` is in the way: nothing else is ever removed.
     """
     parent = root / check_name(name)
-    target = RunFolder(parent / plan.id)  # a plan's id is a name (spec.settings.Named)
+    target = RunFolder(parent / plan.id)  # a plan's id is a name (settings.bounds.Named)
     if target.path.exists() and not target.baseline.is_file():
         raise InputError(f"{target.path}: is no kept baseline and would be replaced; move it away")
     part = RunFolder(parent / f".{plan.id}.part")

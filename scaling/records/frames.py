@@ -1,4 +1,7 @@
-"""Tables: their columns, and how their rows are read, a selection at once or a few whole rounds at a time."""
+"""Tables: their columns, and how their rows are read, a selection at once or a few whole rounds at a time.
+
+The columns follow records.format: a field that is added there is a column here.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _RANK: Schema = {"launch": pl.Int64, "rank": pl.Int64}
 
 
 def _fields(record: type) -> Schema:
-    """A column for each field of a record or row that holds one value."""
+    """A column for each field of a record or row that holds one value; lists and floats get none."""
     types = {name: _TYPES.get(kind) for name, kind in typing.get_type_hints(record).items()}
     return {name: kind for name, kind in types.items() if kind is not None}
 
@@ -30,7 +33,7 @@ BLOCK_COLUMNS = {"block" if name == "id" else name: name for name in _fields(Blo
 MEMORY_COLUMNS = {"block" if name == "b" else name: name for name in _fields(MemoryRecord)}
 """Columns of a table, and the record's field that each holds."""
 HOST_TIMES = {"host_begin_ns": "begin_ns", "host_end_ns": "end_ns"}
-"""Columns on the clock of the rank's own host, as its telemetry is, and their names on rank 0's clock."""
+"""Column on the clock of the rank's own host, as its telemetry is: column with the same instant on rank 0's clock."""
 _BLOCKS: Schema = {
     **_RANK,
     **{column: _fields(BlockRecord)[name] for column, name in BLOCK_COLUMNS.items()},
@@ -63,22 +66,23 @@ STEP_ROWS = 40_000
 PART = "part"
 """Column of a table in files that names the part; a selection by it opens the files of these parts alone."""
 ITS_PART = pl.col(f"^{PART}$")
-"""To keep that column in a selection; nothing in a table in memory."""
+"""To keep that column in a selection: a regular expression, so that a table in memory gives nothing for it."""
 
 Frame = pl.LazyFrame
-"""A table, which is read where it is asked for."""
+"""A table; nothing is read before `in_memory` or `few_rounds`."""
 
 
 def in_memory(frame: Frame) -> pl.DataFrame:
-    """The rows of a selection; files are read and reduced a part at a time."""
+    """The rows of a selection, without the column PART; files are read and reduced a part at a time."""
     return frame.lazy().drop(PART, strict=False).collect(engine="streaming")
 
 
 def few_rounds(steps: Frame, others: Frame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """Rows of two tables in memory, a few whole rounds at a time, in the order of launches and rounds.
 
-    The rounds are those of `steps`, and `others` has rows of the same blocks; nothing where there are none. With the
-    column PART, each file is opened for the rounds that it holds; rows without it are in memory and come at once.
+    The rounds are those of `steps`, and `others` has rows of the same blocks; yields nothing where `steps` is empty.
+    With the column PART, each file is opened for the rounds that it holds. Tables without it are in memory and come
+    whole, whatever their size.
     """
     if PART not in steps.collect_schema():
         first, second = in_memory(steps), in_memory(others)
@@ -159,7 +163,10 @@ class Runs:
 
 
 def runs(frame: pl.DataFrame, place: Sequence[str]) -> Runs:
-    """Rows by their place, whose columns are among ORDER and hold a number in every row."""
+    """Rows by their place, whose columns are among ORDER and hold a number in every row.
+
+    `frame` may be sorted for it: slice `Runs.frame`.
+    """
     order = tuple(name for name in ORDER if name in place)
     begins = _begins(frame, order)
     if not _in_order(frame, order, begins):

@@ -1,12 +1,14 @@
-"""The records of a run as tables: Parquet files in a folder, a few whole blocks of all ranks in each.
+"""The records of a run as tables: Parquet files in a folder.
 
     RUN/steps.parquet/part-000000.parquet, part-000001.parquet, ...      and so blocks, buckets, fabric, parameters
+
+A file of the step tables has a few whole blocks of all ranks, one of `blocks` some ranks. `memory` is not published.
 
 Only whole blocks count; what is cut off or missing is reported, never filled in. Absolute stamps come out on rank 0's
 clock (records.rank_file). While tables are made and analysed, their files lie in a temporary folder, in the run's where
 that can be written to. There each file's folder names its part, so that a selection opens few files.
 
-Versions of the tables, kept in each file's metadata:
+Versions of the tables, kept in each file's metadata (not checked on reading):
 
     1   the only one so far
 """
@@ -31,7 +33,7 @@ from scaling.records.rank_file import Gap, RankFile
 
 TABLE_SCHEMA = "1"
 STEP_TABLES = ("steps", "buckets", "fabric", "parameters")
-"""Tables with the rows of steps, which grow with the run."""
+"""Tables that are read from lines of steps, in parts; they grow with the run."""
 PUBLISHED = ("blocks", *STEP_TABLES)
 """Tables that stay in the run's folder."""
 
@@ -55,29 +57,29 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A stretch of blocks of one launch; no other part has rows of them."""
+    """The files of a range of blocks of one launch; no other part has rows of them."""
 
     launch: int
     first: int
     last: int
     """Numbers of its first and its last block."""
     files: Mapping[str, tuple[Path, ...]]
-    """Its rows, by a table's name."""
+    """Its files, by a table's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """All records of a run: a row for each block and rank, each step and rank, each collective and rank."""
+    """All records of a run, a lazy frame for each table."""
 
     blocks: Frame
     steps: Frame
     buckets: Frame
-    """Collectives in ddp_solo, probe, replay and pairs blocks."""
+    """Collectives (of DDP's buckets or of sharded units) in ddp_solo, probe, replay and pairs blocks."""
     fabric: Frame
     """Messages in the size sweep."""
     parameters: Frame
     """A row for each ddp_solo block, rank and parameter, in the order of registration: bytes, and when its gradient was
-    ready since the step's begin, as the mean over the block's steps. Empty on a device."""
+    ready since the step's begin, as the mean over the block's steps. Empty where training runs on a GPU."""
     memory: Frame = field(default_factory=lambda: pl.LazyFrame(schema=SCHEMAS["memory"]))
     """What each rank held after each block."""
     ranks: tuple[RankFile, ...]
@@ -129,7 +131,7 @@ def write_part(frames: Mapping[str, pl.DataFrame], scratch: Path, *numbers: int)
         if frames[name].height
     }
     for name, file in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)  # by a process that died
+        file.parent.mkdir(parents=True, exist_ok=True)  # there already where a process died
         write_parquet(frames[name], file)
     return files
 
@@ -137,7 +139,7 @@ def write_part(frames: Mapping[str, pl.DataFrame], scratch: Path, *numbers: int)
 def scan_parts(parts: Iterable[Part], scratch: Scratch) -> dict[str, Frame]:
     """The step tables of all parts."""
     present = {name for part in parts for name in part.files}
-    return {name: _scan(scratch.path / name) if name in present else _nothing(name) for name in STEP_TABLES}
+    return {name: _scan(scratch.path / name) if name in present else _empty(name) for name in STEP_TABLES}
 
 
 def _scan(folder: Path) -> Frame:
@@ -145,7 +147,7 @@ def _scan(folder: Path) -> Frame:
     return pl.scan_parquet(folder, glob=False, hive_partitioning=True, hive_schema={PART: pl.String})
 
 
-def _nothing(name: str) -> Frame:
+def _empty(name: str) -> Frame:
     return pl.LazyFrame(schema={**SCHEMAS[name], PART: pl.String})
 
 
@@ -182,7 +184,8 @@ def with_blocks(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) 
 def without_blocks(tables: Tables, blocks: pl.DataFrame) -> Tables:
     """The tables without some blocks, (launch, block), on all ranks; the files that have them are written anew.
 
-    The tables that were given are not to be used any more.
+    `memory` keeps their rows, which its reader joins with `blocks`. The tables that were given are not to be used any
+    more.
     """
     dropped, named = 0, set(blocks.rows())
     for part in tables.parts:
@@ -204,7 +207,7 @@ def _read(path: Path) -> pl.DataFrame:
 
 
 def joined(runs: Sequence[Tables]) -> Tables:
-    """The records of several runs as those of one, whose launches are numbered on; in memory."""
+    """The records of several runs as those of one, their launches renumbered to follow on; all in memory."""
     first = 0
     frames: dict[str, list[pl.DataFrame]] = {name: [] for name in SCHEMAS}
     ranks: list[RankFile] = []
@@ -225,7 +228,8 @@ def joined(runs: Sequence[Tables]) -> Tables:
 def publish_tables(folder: RunFolder, tables: Tables) -> None:
     """Move the files of the tables into the run's folder, table by table; OSError where that fails.
 
-    The tables are not to be used any more.
+    A table that has no rows, such as `fabric` without a size sweep, becomes one empty file. The tables are not to be
+    used any more.
     """
     for name in PUBLISHED:
         target = folder.table(name)

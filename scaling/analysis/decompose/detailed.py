@@ -1,14 +1,14 @@
-"""The detailed probe blocks of all ranks as arrays, merged, and as periods that can be replayed.
+"""Detailed probe blocks: stamps of all ranks as arrays, merged (`merge`), and as steps to replay (`cycles_of`).
 
-Merge the ranks' stamps of a step, which separates skew from transfer.
+Merging parts each rank's wait into transfer, skew (another rank is late) and enqueue (the host is late).
 
 A bucket's collective can move data only after its last rank has launched it, and it ends when the last rank is done:
-R_b = latest launch, D_b = latest done. From when on it does so depends on the back end (network.channel), which also
-divides the link among collectives that run at once. Bytes are never divided by one rank's own duration, which is mostly
-waiting for the others.
+R_b = latest launch, D_b = latest done. When it moves data between the two depends on the back end (network.channel),
+which also divides the link among collectives that run at once. Bytes are never divided by one rank's own duration,
+which is mostly waiting for the others.
 
-Arrays: S steps of a block, R ranks, K buckets in the order of reduction, M micro-steps that reduce, B broadcasts of
-buffers; times in ns.
+Arrays: S steps of a block, R ranks, K all-reduces of a step (M x the model's buckets, micro-step by micro-step), M
+micro-steps that reduce, B broadcasts of buffers; times in ns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BlockStamps:
     """M: 1, unless no_sync was left out."""
     channel: Channel = ONE
     start: Floats | None = None
-    """S x R x K, absolute: the communicator's stream came to it; 0 where not taken. None: nowhere."""
+    """S x R x K, absolute: the communicator's stream came to it; 0 where not taken. None: nowhere in the block."""
     enqueue: Floats | None = None
     """S x R x K, absolute: the host began to enqueue; None where that is not known, or no host enqueues."""
     host_ns: float = 0.0
@@ -61,9 +61,10 @@ class BlockStamps:
 
     @property
     def handed(self) -> Floats:
-        """S x R x K: when each rank's collective is on its communicator's stream; at once where the host is ahead.
+        """S x R x K: when each rank's collective is on its communicator's stream.
 
-        Where the stream's own stamp is known, what it lay behind others of its communicator is not counted.
+        That is its launch, plus what the stream's own stamp (without waits behind others of its communicator), or else
+        the host's call + `host_ns`, shows that it came later.
         """
         if self.start is not None:
             late = self.start - np.maximum(self.launch, self.channel.before(self.done))
@@ -96,7 +97,7 @@ class BlockStamps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What the ranks did together, step by step."""
+    """A block after merging: when each bucket moved over all ranks, and each rank's wait by cause."""
 
     released: Floats
     """R_b, S x K: the latest launch, on the communicator's stream."""
@@ -134,6 +135,7 @@ def merge(stamps: BlockStamps) -> Merged:
     begun = stamps.channel.begun(released, finished)
     shares = stamps.channel.shares(begun, finished)
     moving, moved = (np.broadcast_to(each[:, None, :], stamps.done.shape) for each in (begun, finished))
+    # Until `begun`, from when all are ready, nothing moves: that is the enqueue.
     since = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
     exposed = [np.zeros_like(stamps.compute_end) for _ in range(3)]
     tells = stamps.host_ns > 0 or stamps.start is not None
@@ -189,7 +191,7 @@ STAMPS = (
     "buffer_begin_ns",
     "buffer_end_ns",
 )
-"""Columns of steps that are read."""
+"""Columns of steps that are read, stamps and durations."""
 
 STARVED_NS = 50_000.0
 """A device that comes to a collective this soon after the host began to enqueue it has nothing else to do by then.
@@ -201,7 +203,10 @@ An idle device takes 5 to 10 us from a launch to its start; the stamps' own erro
 def read_detailed(
     blocks: Iterable[tuple[tuple[int, int], BlockStamps]],
 ) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
-    """Cycles, block means by name and (launch, round), and bytes of the buckets; `blocks`: as `detailed_blocks`."""
+    """Cycles, block means by name and (launch, round), and bytes of the last block's buckets.
+
+    `blocks`: as `detailed_blocks` gives them.
+    """
     cycles: list[Cycle] = []
     scalars: dict[str, dict[tuple[int, int], float]] = {}
     sizes: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ A rank's own time in a step is taken as
 
     own = a (of the rank) + c (of the step) + b x tokens
 
-and b, the time a token takes, is fitted by least squares over the steps with phase stamps (decompose.token_rows). What
+and b, the time a token takes, is fitted by least squares over the steps with phase stamps (`token_rows`). What
 unequal tokens cost is a counterfactual: the step with every rank at the mean of the step's tokens. Late ranks are
 looked for in these steps, so that a rank with more to do is not taken for a slow one.
 

@@ -1,8 +1,8 @@
-"""The loss waterfall: 1 - efficiency, split by cause (docs/method.md, "The loss waterfall").
+"""Efficiency and the world size it is relative to, the loss by cause, and what samples cost. No I/O.
 
-Efficiency, and the world size that it is relative to. Pure.
-
-What samples cost: money from a price a GPU-hour, energy from what the devices drew. Pure.
+The loss is 1 - efficiency (docs/method.md, "Efficiency and the waterfall"). A new cause also needs a place in
+results/point.py (Loss), in `BETWEEN_ARMS` if it compares arms, in verdicts/verdict.py and verdicts/remedies.py, in
+report/text.py, in predict/whatif.py, in docs/schemas and in docs/method.md.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, nobody_alone
 
 BASE = "base"
-"""Time that all devices of the base take for a step together, ns: of a rank and its own batch in weak scaling."""
+"""Device time of the base for a step, ns: its step x its ranks; in weak scaling, x the ranks that share one batch."""
 
 
 def efficiency(n: int, *, strong: bool, tensor: int = 1, base: int = 1) -> Callable[[Means], Floats]:
     """Ideal step over measured step.
 
     The ideal is one rank alone with its own batch (weak scaling), or with the whole batch, divided by n (strong).
-    Where `tensor` ranks divide the layers for the same samples, they would take the tensor-th part of its time. Where
-    no rank ran alone, the ideal is the throughput a rank at the `base` world size.
+    Where `tensor` ranks share a batch, it is 1/tensor of one rank's time. Where no rank ran alone (`base` above 1), it
+    is the throughput per rank at world size `base`.
     """
     if strong:
         return lambda m: m[BASE] / (n * m["plain"])
@@ -39,10 +39,10 @@ def efficiency(n: int, *, strong: bool, tensor: int = 1, base: int = 1) -> Calla
 
 
 def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
-    """1, one rank alone; the smallest measured world size where no rank ran alone what is divided.
+    """The world size that efficiency is relative to. `records`: by world size.
 
-    In strong scaling that is the whole batch, in weak scaling the whole model. The rank may not have been asked to, or
-    it ran out of memory. `records`: by world size.
+    1 where a rank ran the whole batch (strong scaling) or the whole model (weak) alone, and always for own loops and
+    verification; else the smallest that was measured, such as where one rank runs out of memory.
     """
     with_alone = (
         records.values() if plan.spec.mode != "strong" else [trial for n, trial in records.items() if n == 1]
@@ -72,9 +72,10 @@ Link = Callable[[Means], AlphaBeta]
 
 
 def share_of_wait(m: Means, exposed: Floats, steps: str = "detailed") -> Floats:
-    """A wait in the detailed steps, ns, as a share of the step.
+    """A part of a rank's wait, `exposed` (ns), as a share of the step: (part / whole wait) x the light probe's wait.
 
-    `steps`: those that it is a mean over; `replayed` leaves out the first of each block, which has none before it.
+    `steps`: those that the part is a mean over: `detailed`, or `replayed`, without the first of each block, since a
+    replay needs the step before.
     """
     # The detailed probe's own cost stretches backward, which hides more communication than in a normal step. Only the
     # shares of the wait are taken from it; the wait itself is the light probe's.
@@ -88,10 +89,10 @@ Term = Callable[[Means], Floats]
 
 
 def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Term, Term]]:
-    """Latency and bandwidth of each kind of collective (decompose.sent.by_kind), as shares of the step.
+    """Latency and bandwidth of each kind of collective (quantities.by_kind), as shares of the step.
 
-    A kind has as much of what the link costs as a rank waits for its data; alpha x its steps of rings against its
-    bytes x beta divides that.
+    A kind's part of what the link costs is proportional to its exposed transfer. Within it, latency : bandwidth =
+    alpha x hops of rings : beta x moved bytes (bytes x bus factor).
     """
     places = by_kind(sent)
 
@@ -119,10 +120,10 @@ def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Term, T
 
 
 def _linked_share(m: Means) -> Floats:
-    """What the link costs, as a share of the step: exposed transfer of the step without late ranks.
+    """What the link costs, as a share of the step: the measured exposed transfer, corrected for late ranks.
 
-    That is the transfer that was measured and what the replay changes in it, so a few replayed steps cannot make it
-    another than the transfer that is printed beside it.
+    The correction is (exposed transfer, simulated with every rank at the typical ranks' mean) - (transfer measured in
+    the replayed steps), so a few replayed steps cannot make it another than the transfer that is printed beside it.
     """
     return share_of_wait(m, m["exposed_transfer"]) + share_of_wait(
         m, m["link_exposed"] - m["replayed.transfer"], "replayed"
@@ -130,7 +131,7 @@ def _linked_share(m: Means) -> Floats:
 
 
 def waited_alike(m: Means) -> Floats:
-    """What all ranks wait, where no details tell what of it is the link's latency and what its bandwidth."""
+    """What all ranks wait alike, where no details tell what of it is the link's latency and what its bandwidth."""
     result: Floats = m["exposed_transfer"] / m[PROBE]
     return result
 
@@ -169,11 +170,12 @@ def loss(
     partly: bool,
     split: bool,
 ) -> Loss | None:
-    """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it.
+    """1 - efficiency by cause; docs/method.md derives it.
 
     `tensor`: ranks that divide the layers; each would then take the tensor-th part of a rank's time alone. What a rank
     computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
-    `partly`: return the known terms even where the efficiency is not known; input is then its whole phase.
+    `partly`: return the known terms even where the efficiency is not known. Without bare_one, `input` is its whole
+    phase.
     `split`: whether details tell what the link takes; else `communication` is what all ranks wait alike.
     """
     if n == 1:
@@ -186,7 +188,7 @@ def loss(
     side = ("input", "host")
 
     def probe(m: Means) -> Floats:
-        """Factor from the light probe's ns to shares of the plain step, without the probe's own cost."""
+        """Factor from ns of the light probe to shares of its own step, which stand for shares of the plain step."""
         return 1 / m[PROBE]
 
     kinds = split_by_kind(sent, link)

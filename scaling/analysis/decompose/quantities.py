@@ -178,7 +178,7 @@ class TrialRecords:
     programs: Mapping[tuple[int, int], Program] = field(default_factory=dict)
     """Sharded: the steps of each round's detailed block."""
     turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
-    """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_turns.Turns)."""
+    """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_stamps.Turns)."""
     light: Light | None = None
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
     beside: CallTraffic = NOTHING

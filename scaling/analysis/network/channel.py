@@ -10,31 +10,16 @@ back end:
 Over Gloo too, a communicator's all-gathers and reduce-scatters begin in turn where `scaling run` makes them of messages
 (worker/parallel/collectives.py).
 
-A broadcast follows its data, so it is released for each rank by itself (network.awaited).
-
 Where k of them move data over one wire at once, each has 1/k of it. `transfer` is what a collective has of the wire:
 the time that it takes alone. While anything is released the wire never idles, so the last one is done at
 
     max over b of ( R_b + sum of T_j for j from b on )
 
 in the order of release, whatever the order in which the back end interleaves them. Wires do not wait for each other.
+`Channel` applies these rules to steps whose releases are known; `Flow` to steps in which a later launch depends on when
+an earlier collective was done. A broadcast follows its data, so it is released for each rank by itself (`Awaited`).
 
-Arrays: S steps, K collectives of a step in the order in which they are enqueued; times in ns.
-
-Whom each rank waits for in a collective that follows its data, such as a broadcast.
-
-Every rank of a symmetric collective waits for the last one. A broadcast's data come from its root: a root may be done
-before a late receiver comes, and a receiver waits for those alone that its data pass. The stamps tell: a rank did not
-wait for one that came after it had gone on.
-
-Collectives under way: launched one after the other, with what each has left of its wire.
-
-The channel's rules (network.channel), for steps in which a later launch depends on when an earlier collective was done:
-one of those that a back end runs one after the other begins when the one before it on its communicator is done, and
-those that move data over one wire at once have equal parts of it. Ranks are seen each by itself: where the ranks of a
-communicator share their wires with other collectives, the last of them says when it is done.
-
-Arrays: S steps, R ranks; times in ns.
+Arrays: S steps, R ranks, K collectives of a step in the order in which they are enqueued; times in ns.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""The fabric's own curve: size sweep of all-reduce in nccl-tests' terms, and an alpha-beta fit.
+"""The size sweep of collectives in nccl-tests' terms, and two descriptions of the link that it gives.
+
+`AlphaBeta` is a line through the all-reduce's times, for the loss by cause and the report:
 
     T(m) = 2 (n-1) (alpha + m beta / n)        ring all-reduce of m bytes over n ranks
     algbw = m / T,  busbw = algbw * 2 (n-1) / n
 
-alpha is per hop; 1/beta is the bandwidth that large messages tend to. Source of busbw: nccl-tests,
+alpha is per hop; 1/beta is the bandwidth that large messages approach. Source of busbw: nccl-tests,
 doc/PERFORMANCE.md; of the cost model: Thakur, Rabenseifner, Gropp, "Optimization of Collective
 Communication Operations in MPICH", IJHPCA 19(1), 2005.
 
-A fabric curve as its points, with monotone interpolation between them.
-
-The time of a collective over its size is piecewise: protocols and algorithms have their own ranges, and no line with
-one latency and one bandwidth goes through them. Between two measured sizes the logarithm of time is a cubic of the
-logarithm of size that rises or falls as the points do (F. N. Fritsch, J. Butland, SIAM J. Sci. Stat. Comput. 5(2),
-1984, with the end slopes of C. Moler, Numerical Computing with MATLAB, section 3.6). Below the smallest size the time
-stays, above the largest the bandwidth stays.
+`Points` is the measured curve, for predictions at the measured world size and link. Protocols and algorithms have their
+own ranges of sizes, so the line errs in the middle ones (`fit_error`). Between two measured sizes the logarithm of time
+is a cubic of the logarithm of size that rises or falls as the points do (F. N. Fritsch, J. Butland, SIAM J. Sci. Stat.
+Comput. 5(2), 1984, with the end slopes of C. Moler, Numerical Computing with MATLAB, section 3.6). Below the smallest
+size the time stays, above the largest the bandwidth stays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scaling.settings.run import KINDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Times by size; the estimate first, then resampled values."""
+    """A measured curve of times by size: S rows, the estimate first, then resampled values."""
 
     sizes: tuple[int, ...]
     """J, rising, bytes, above 0."""
@@ -60,18 +60,6 @@ class Points:
         times: Floats = np.exp(y[:, k] + s * (slope[:, k] + s * (c + s * b)))
         return times
 
-    def without(self, index: int) -> Points:
-        sizes = self.sizes[:index] + self.sizes[index + 1 :]
-        return Points(sizes=sizes, times=np.delete(self.times, index, axis=1))
-
-    def left_out_errors(self) -> Floats:
-        """|T interpolated from the other points - T| / T of each point but the first and the last; of the estimate."""
-        measured = Points(sizes=self.sizes, times=self.times[:1])
-        inner = range(1, len(self.sizes) - 1)
-        guessed = [measured.without(k).at(self.sizes[k])[0] for k in inner]
-        times = self.times[0, 1:-1]
-        return np.abs(np.array(guessed) - times) / times
-
 
 def _slopes(h: Floats, rise: Floats) -> Floats:
     """S x J: dy/dx at the points, 0 where the curve turns. `h`: widths, J - 1; `rise`: S x J - 1."""
@@ -95,14 +83,14 @@ def _end(h0: float, h1: float, near: Floats, far: Floats) -> Floats:
 
 
 LARGE_BYTES = 2**18
-"""beta is fitted to messages of this size and above; below, fixed costs and a shaper's burst dominate."""
+"""beta is fitted to messages of this size and above; below, fixed costs and an emulated link's burst dominate."""
 SMALL_BYTES = 2**12
 """alpha is read from messages up to this size; a shaper's burst would make larger ones look like less latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
-    """Fitted link, ns and ns/byte; arrays hold the estimate first and resampled values after it."""
+    """Fitted link, ns and ns/byte; the estimate first, then resampled values. See ring.PerHop for alpha by size."""
 
     world_size: int
     alpha_ns: Floats
@@ -110,7 +98,7 @@ class AlphaBeta:
 
     @property
     def busbw_gbit_s(self) -> Floats:
-        """What large messages approach; infinite where their times do not grow with their bytes."""
+        """1/beta in Gbit/s, which large messages approach; infinite where beta is not above 0."""
         return np.divide(8, self.beta_ns, out=np.full_like(self.beta_ns, np.inf), where=self.beta_ns > 0)
 
     def time_ns(self, size: Floats | float) -> Floats:
@@ -121,16 +109,16 @@ class AlphaBeta:
 
 
 def sweep_times(fabric: Frame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
-    """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round.
+    """(launch, round, bytes, time_ns): a message's time from the latest launch to the latest done, mean over a round.
 
-    Of the first sub-group. Where many were enqueued at once, their time over their number.
+    Messages are those of the first sub-group. Where many were enqueued at once, their time is divided by their number.
     """
     each = _each(fabric, world_size, collective)
     return _by_round(each.filter(pl.col("calls") == pl.col("calls").max().over("bytes")))
 
 
 def host_latency(fabric: Frame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
-    """(launch, round, time_ns): what one message from an idle device takes longer than one of many, mean over sizes.
+    """(launch, round, time_ns): a single message on an idle device less one of many in a row, mean over sizes.
 
     Empty where many were never enqueued at once.
     """
@@ -142,7 +130,7 @@ def host_latency(fabric: Frame, world_size: int, collective: str = "all_reduce")
 
 
 def _each(fabric: Frame, world_size: int, collective: str) -> pl.DataFrame:
-    """A row for each measurement, `time_ns` of one of its `calls`."""
+    """A row for each measurement; `time_ns`: per call."""
     return in_memory(
         fabric.filter(
             (pl.col("world_size") == world_size)
@@ -181,7 +169,10 @@ def sweep_rounds(times: pl.DataFrame, seed: int) -> Sweep | None:
 
 
 def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
-    """Least squares in relative error over the large sizes for beta; alpha from what the small ones leave."""
+    """Fit the line in relative error: beta from sizes of LARGE_BYTES and above, else from the two largest.
+
+    alpha is the mean of T - slope x size over sizes up to SMALL_BYTES (else the smallest), not below 0.
+    """
     n = world_size
     if len(sizes) < 2:
         raise UnknownQuantityError("one size cannot tell alpha from beta")

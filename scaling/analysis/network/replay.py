@@ -1,34 +1,7 @@
-"""Replay steps of synchronous data parallel: ready times of all ranks through the channel of their back end.
+"""Two models of a step: `Replay` (DDP: waits only at the end, and in barriers) and `Program` (sharded: waits anywhere).
 
-Times count from the end of the step before, when the last rank had its last bucket. A rank's own times (`ready`,
-`compute_end`) count from its own last bucket; `start`, zero or less, is by how much it had that before the last rank:
-in a ring the ranks end up to one chunk apart. A bucket is released when its last rank is ready with it, and the step's
-period ends with the last bucket, or with the latest end of compute where nothing is left to wait for.
-
-Where DDP broadcasts buffers at the begin of forward, ranks wait for each other there too (network.barrier).
-
-Where accumulation goes on without no_sync, each micro-step ends in its own reductions and is such a step. Their periods
-add up.
-
-A collective inside each step in which ranks wait for each other, such as DDP's broadcast of buffers in forward.
-
-A rank's own times leave out that wait. When they are replayed, it ends when the ranks that it is for have come.
-
-Replay steps in which ranks wait at many places: a program of launches and waits, the same on every rank.
-
-A sharded step gathers each unit's parameters before its forward and its backward and reduces its gradients after it.
-A rank's own time before each launch and each wait counts from where it last went on after a wait. A collective is
-released when the last rank of its communicator has launched it (a broadcast, for each rank, when those have that it
-waits for), and moves its data as the channel of its back end has it (network.flow); a rank goes on when the collective
-that it waits for is done, or at once.
-
-    at(launch) = resumed + own            released_k = max over members of at(launch_k)
-                 done_j + own, where a stream launches k once the rank's collective j is done
-    done_k     = the channel's, for all that was released before, and for the groups beside it (network.beside)
-    resumed    = max(at(wait_k), done_k) + lag_k
-
-`lag` is what was measured beyond that: a rank has its part of a ring up to one chunk before the last one (below 0), or
-is woken late (above 0). Times count from where the last rank went on after the last wait of the step before.
+Both hold the ranks' own times and send the collectives through the channel of the back end (network.channel). Own times
+count from different places in the two; each class says from which.
 
 Arrays: S steps, R ranks, K collectives in the order of launch, M marks; times in ns.
 """
@@ -49,7 +22,10 @@ from scaling.analysis.statistics.rounds import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
-    """A collective inside each step in which ranks wait for others."""
+    """A collective inside each step in which ranks wait for others, such as DDP's broadcast of buffers in forward.
+
+    A rank's own times leave out that wait. When they are replayed, it ends when the ranks that it is for have come.
+    """
 
     at: Floats
     """S x R: when a rank comes to it, in its own time."""
@@ -70,7 +46,7 @@ class Barrier:
         return cls(at=at, awaited=Awaited.everybody(at), transfer=np.full_like(at, transfer))
 
     def passed(self, start: Floats) -> Floats:
-        """Where the ranks' own times begin behind it, S x R; `start`: where they begin before it."""
+        """The origin of the ranks' own times after it, S x R, its wait added; `start`: the origin before it."""
         begin: Floats = self.awaited.latest(start + self.at) + self.transfer - self.at
         return begin
 
@@ -87,10 +63,18 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Steps as their ranks' own times and their collectives' transfers: S steps, R ranks, K buckets, ns."""
+    """Steps of DDP as their ranks' own times and their buckets' transfers.
+
+    Times count from the end of the step before, when the last rank had its last bucket. A rank's own times (`ready`,
+    `compute_end`) count from its own last bucket; `start`, zero or less, is by how much it had that before the last
+    rank: in a ring the ranks end up to one chunk apart. A bucket is released when its last rank is ready with it, and
+    the step's period ends with the last bucket, or with the latest end of compute where nothing is left to wait for.
+
+    Where accumulation goes on without no_sync, each micro-step ends in its own reductions and is such a step.
+    """
 
     ready: Floats
-    """S x R x K: when each rank hands its buckets over."""
+    """S x R x K: when each rank hands its buckets to the communicator's stream, not when their gradients are ready."""
     compute_end: Floats
     """S x R."""
     transfer: Floats
@@ -153,7 +137,7 @@ class Replay:
         return np.maximum(last, compute) + buffers_ns, np.maximum(last - compute, 0.0) + buffers_ns
 
     def computed(self) -> Floats:
-        """S x R: when each rank has computed all its gradients, in its own time."""
+        """S x R: when each rank's backward ends, in its own time."""
         return self.compute_end
 
 
@@ -167,16 +151,32 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Steps as their ranks' own times and their collectives' transfers."""
+    """Steps in which ranks wait at many places: launches and waits in the same order on every rank.
+
+    A sharded step gathers each unit's parameters before its forward and its backward and reduces its gradients after
+    it. A rank's own time before each launch and each wait counts from where it last went on after a wait. A collective
+    is released when the last rank of its communicator has launched it (a broadcast, for each rank, when those have that
+    it waits for), and moves its data as the channel has it.
+
+        at(launch) = resumed + own            released_k = max over members of at(launch_k)
+                     done_j + own, where a stream launches k once the rank's collective j is done
+        done_k     = the channel's, for all that was released before, and for the groups beside it (shared_link.Beside)
+        resumed    = max(at(wait_k), done_k) + lag_k, but not before at(wait_k)
+
+    Times count from where the last rank went on after the last wait of the step before.
+    """
 
     marks: tuple[Mark, ...]
     """In the order in which a rank comes to them."""
     own_ns: Floats
-    """S x R x M: from where the rank last went on to the mark."""
+    """S x R x M: from the end of the rank's last wait to the mark; no increments since the mark before."""
     transfer: Floats
     """S x R x K: what each collective takes alone; equal for the ranks of one communicator."""
     lag: Floats
-    """S x R x K."""
+    """S x R x K: measured end of a rank's wait less max(own arrival, done).
+
+    Below 0: it has its part of a ring up to one chunk before the last one. Above 0: it was woken late.
+    """
     members: tuple[Members, ...]
     """K."""
     channel: Channel
@@ -184,7 +184,7 @@ class Program:
     start: Floats
     """S x R, zero or less: by how much a rank went on before the last one."""
     follows: Mapping[int, Awaited] = field(default_factory=dict)
-    """Collectives that follow their data: their ranks wait for some of the others, and are done by themselves."""
+    """Broadcasts: whom each rank waits for; each rank is done by itself."""
     behind: Mapping[int, int] = field(default_factory=dict)
     """Collectives that a stream of their own launches, each with the one that it is launched behind."""
     beside: SharedLink = APART
@@ -273,7 +273,7 @@ class Program:
         return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))
 
     def computed(self) -> Floats:
-        """S x R: a rank's own time of a step, all of it."""
+        """S x R: a rank's own time of the whole step, up to its last wait's mark."""
         waits = [place for place, mark in enumerate(self.marks) if mark.waits]
         result: Floats = self.own_ns[:, :, waits].sum(axis=2)
         return result

@@ -1,11 +1,8 @@
 """What a prediction starts from (Source), what changes (Change), and its assumptions (Lean).
 
-Arrays lead with S: the estimate first, then values resampled over rounds. R ranks, K buckets; ns.
-
-Means of every rank's phases over resampled rounds, computed a stretch of them at a time.
-
-For a thousand ranks one phase takes 8 MB (1,001 values a rank), and a prediction needs several of each arm. The rounds
-that they are means of take a thirtieth of it, so only these are kept.
+Arrays lead with S: the estimate first, then values resampled over rounds. R ranks, K buckets; ns. For a thousand ranks
+one phase takes 8 MB (1,001 values a rank), and a prediction needs several of each arm. The rounds that they are means
+of take a thirtieth of it, so only these are kept (`ByRank`), and the means are computed for a slice of the S at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ class ByRank:
 
     @classmethod
     def of(cls, values: Mapping[str, Floats], weights: Floats) -> ByRank:
-        """UnknownQuantityError where a rank has a phase in no round."""
+        """The phases, checked; UnknownQuantityError where a rank has a phase in no round."""
         for phase, of_ranks in values.items():
             if not np.isfinite(of_ranks).any(axis=0).all():
                 raise UnknownQuantityError(phase)
@@ -85,12 +82,12 @@ def _means(weights: Floats, values: Floats) -> Floats:
 
 Phases = Mapping[str, Floats]
 LATENCY = 1.3
-"""The latency of another link or world size is known to this factor, where it was measured."""
+"""A measured latency holds for another link or world size within this factor (95 %)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """A stretch of what a source has for every S; with the phases of every rank, which are S x R."""
+    """A Source's arrays for some of the S; `solo` and `probe` are S' x R, the others S'."""
 
     peers: list[int]
     """Ranks that are not late."""
@@ -115,7 +112,7 @@ class Linked(Protocol):
 
     @property
     def link(self) -> Hops:
-        """What joins them."""
+        """One level of links, which joins them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +129,10 @@ class Source:
 
     world_size: int
     batch: int
-    """Samples a rank and optimizer step."""
+    """Samples per rank and optimizer step."""
     accumulation: int
     reductions: int
-    """Micro-steps of a step that reduce: 1, unless no_sync is missing."""
+    """Micro-steps that all-reduce per optimizer step: 1 with no_sync, all of them without."""
     kernels: bool
     """Communication uses the device's compute units (NCCL), so it slows compute down while both run."""
     units: int
@@ -145,9 +142,9 @@ class Source:
     plain: Floats  # S
     whole: Phases  # S: a rank alone with the batch of all ranks (strong scaling), or with its own
     shared: bool
-    """Whether the batch of `whole` is that of all ranks."""
-    alone: Phases  # S: bare_one
-    beside: Phases  # S: bare_all
+    """Strong scaling: the batch of `whole` is that of all ranks."""
+    alone: Phases  # S: bare_one, mean over ranks that are not late
+    beside: Phases  # S: bare_all, mean over ranks that are not late
     solo: ByRank  # ddp_solo
     probe: ByRank  # the probe's phases
     buckets: Buckets
@@ -156,11 +153,13 @@ class Source:
     """For other bucket sizes."""
     link: Hops
     curve: Points
-    """The measured time of a message by size, ns, as the model's own messages take it one after the other."""
+    """The size sweep, ns, scaled so that the model's own buckets, one after the other, take their measured time."""
     wire: float = 1.0
-    """Bytes sent over bytes of gradients; differs from 1 under a communication hook."""
+    """Bytes sent over bytes of gradients, below 1 under a compressing hook; Change.compression is its inverse."""
     late: tuple[int, ...]
-    jitter: Floats  # S: standard deviation of a rank's own time from step to step
+    jitter: (
+        Floats  # S: standard deviation over steps of a rank's own time less the ranks' mean, mean over ranks
+    )
     fixed_share: float | None
     """Share of forward and backward that does not shrink with the micro-batch; None: only one batch was measured."""
     fixed_doubt: float | None = None
@@ -195,7 +194,7 @@ class Source:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def estimate(self) -> Source:
-        """The source with its estimates alone, without resampled values."""
+        """The source without its resampled values."""
         first = partial(_some, slice(1))
 
         def alone(ranks: ByRank) -> ByRank:
@@ -247,11 +246,12 @@ class Change:
     latency_factor: float = LATENCY
     """The latency is known to this factor (95 %)."""
     batch: int | None = None
-    """Samples a rank and optimizer step, at the changed world size."""
+    """Samples per rank and optimizer step, at the changed world size."""
     whole_batch: float = 1.0
     """Strong scaling: the batch of all ranks over the measured one."""
     accumulation: int | None = None
     reductions: int | None = None
+    """1: with no_sync."""
     bucket_cap_mb: float | None = None
     compression: float = 1.0
     """Bytes sent before over bytes sent after the change."""
@@ -262,7 +262,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lean:
-    """Assumptions of a prediction; the defaults are those that it is made with."""
+    """Assumptions of a prediction, or one variation of them; the defaults are those that it is made with.
+
+    `compute`, `transfer` and `alpha` are factors on time (`transfer` on beta's part), `jitter` one on its size.
+    """
 
     compute: float = 1.0
     transfer: float = 1.0

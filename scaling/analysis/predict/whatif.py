@@ -4,7 +4,8 @@ The pieces are each rank's phases, when each gradient is ready, and the link's a
 
     simulated(changed) x measured / simulated(as it was)
 
-so with nothing changed it is the measured step. docs/predict.md derives the terms.
+so with nothing changed it is the measured step. Without `residual_follows` it is simulated(changed) + measured -
+simulated(as it was). At world size 1 it is a sum of phases. docs/predict.md derives the terms.
 
 Arrays lead with S: the estimate first, then values resampled over rounds. R ranks, K buckets; ns.
 """
@@ -27,11 +28,11 @@ COMPUTE = ("forward", "compute", "optimizer")
 OVERLAP_MAX = 4.0
 """The slowdown of compute by communication is at most this many times the measured one."""
 PEERS = -1
-"""Stands for a rank with the typical ranks' mean times."""
+"""Index of the typical ranks' mean, which `_replay` appends to the ranks as their last column."""
 
 
 def outcome(source: Source, change: Change, lean: Lean = UPRIGHT) -> dict[str, Floats]:
-    """`step` (ns), `efficiency`, `gain` (a rank's throughput over the measured one) and each loss by cause, S each."""
+    """`step` (ns), `efficiency`, `gain` (samples/s a rank over the measured) and each loss by cause, S each."""
     if (change.world_size or source.world_size) == 1:
         return source.by_stretch(source.world_size, lambda part, _: _alone(source, part, change, lean))
     was, target = _settle(source, AS_IT_WAS, UPRIGHT), _settle(source, change, lean)
@@ -59,7 +60,7 @@ def _together(
         return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
 
     waited = after.exposed * miss
-    latency = after.latency_share
+    latency = target.latency_share
     costs = {
         "neighbours": grown(part.beside, part.alone, *COMPUTE),
         "strategy_overhead": grown(solo, part.beside, *COMPUTE),
@@ -177,7 +178,7 @@ def _factors(
     """
     steps = (change.accumulation or source.accumulation) / source.accumulation
     fixed = min(1.0, (source.fixed_share or 0.0) + lean.fixed_off) * share
-    # A micro-step takes fixed + (1 - fixed) x its samples over the measured micro-step's.
+    # The sum over micro-steps of fixed + (1 - fixed) x (a micro-step's samples over the measured micro-step's).
     grown = steps * fixed + (1 - fixed) * samples
     faster = lean.compute / change.compute_scale
     return {
@@ -202,7 +203,6 @@ class _Ran:
     period_typical: Floats
     exposed: Floats
     """Transfer after the end of compute, if no rank is late."""
-    latency_share: Floats
     hidden: Floats
     """Transfer during compute."""
     slowed: Floats
@@ -226,7 +226,6 @@ def _run(part: Pieces, target: _Target, hidden_before: Floats | None = None) -> 
         period=whole,
         period_typical=replay.without(late.tolist()).period() if len(late) else whole,
         exposed=exposed + again,
-        latency_share=target.latency_share,
         hidden=hidden,
         slowed=slowed,
     )

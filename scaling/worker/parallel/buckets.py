@@ -34,7 +34,7 @@ class Buckets:
 
     DDP launches its buckets in their order, so the next one is the next all-reduce over its group that has the bucket's
     size and type. A hook may send something else instead; then every all-reduce over the group counts. The named hooks
-    say whose bucket they send (parallel.compression).
+    say whose bucket they send (parallel.ddp).
     """
 
     def __init__(self, ddp: DistributedDataParallel, key: int | None = None) -> None:

@@ -7,7 +7,7 @@ is on, four methods of each parameter group are replaced by ones that take stamp
 follows finds nothing left to wait for. Nothing else changes, and they are put back after the block.
 
 On the host's back end a unit's own calls of collectives may block, where they were not made asynchronous. These are
-stamped around the call (blocking.Blocking).
+stamped around the call (`Blocking`).
 
 What a sharded unit calls for its collectives on the host's back end, while a watch stamps where they block.
 
@@ -36,7 +36,7 @@ from scaling.worker.parallel.waits import FunctionalWaits
 
 
 class Stamps(Protocol):
-    """What is told of the calls (watch.Watch)."""
+    """What is told of the calls (`Watch`)."""
 
     def exchanging(self) -> AbstractContextManager[None]:
         """Around a reduce-scatter."""

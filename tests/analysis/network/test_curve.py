@@ -322,7 +322,6 @@ def test_a_latency_and_a_bandwidth_are_followed_where_points_are_a_factor_of_fou
     curve = points([time(1024 * 4**k) for k in range(10)])
     off = [abs(curve.at(s)[0] / time(s) - 1) for s in (3e3, 3e4, 2e5, 7e5, 3e6, 5e7)]
     assert max(off) < 0.04
-    assert np.median(curve.left_out_errors()) < 0.1
 
 
 def test_resampled_values_go_through_alike():
