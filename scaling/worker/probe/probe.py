@@ -443,7 +443,7 @@ class Probe:
     def _say(self, text: str, *, everywhere: bool = False) -> None:
         """Print one line on standard error, once; on rank 0 only, unless it is about this rank (`everywhere`)."""
         try:
-            rank = dist.get_rank() if dist.is_initialized() else 0
+            rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
             if text not in self._said and (everywhere or rank == 0):
                 self._said.add(text)
                 tell(f"scaling: Probe: {one_line(text)}")

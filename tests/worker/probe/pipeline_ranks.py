@@ -48,8 +48,15 @@ def scheduled(kind, stages):
 def train(kind, stages, make=None, *, steps=STEPS, nap_s=0.0):
     """Losses and weights by stage; `make`: opens a probe. `nap_s`: the last stage's sleep in each forward."""
     schedule, mine = scheduled(kind, stages)
+    slept_s = []
+
+    def nap(_module, _inputs):
+        begin = time.perf_counter()
+        time.sleep(nap_s)
+        slept_s.append(time.perf_counter() - begin)
+
     if nap_s and dist.get_rank() == RANKS - 1:
-        mine[stages - 1].register_forward_pre_hook(lambda _module, _inputs: time.sleep(nap_s))
+        mine[stages - 1].register_forward_pre_hook(nap)
     optimizer = torch.optim.SGD([p for part in mine.values() for p in part.parameters()], lr=0.1)
     losses, probe = [], make(schedule) if make else None
     inside = probe.step if probe else contextlib.nullcontext
@@ -67,6 +74,7 @@ def train(kind, stages, make=None, *, steps=STEPS, nap_s=0.0):
         "losses": losses,
         "weights": {i: [p.tolist() for p in part.parameters()] for i, part in mine.items()},
         "left": left(schedule),
+        "slept_ms": 1e3 * sum(slept_s) / steps,
     }
 
 
@@ -122,7 +130,10 @@ def main():
         answer[f"{name} probed"] = train(
             kind, stages, lambda one, name=name: Probe(one, run_dir=folder / name)
         )
-    train("Schedule1F1B", RANKS, lambda one: Probe(one, run_dir=folder / "late"), steps=75, nap_s=NAP_S)
+    late = train(
+        "Schedule1F1B", RANKS, lambda one: Probe(one, run_dir=folder / "late"), steps=75, nap_s=NAP_S
+    )
+    answer["slept_ms"] = late["slept_ms"]
     answer["a stage"] = said(
         lambda: Probe(scheduled("ScheduleGPipe", RANKS)[0]._stage, run_dir=folder / "no")
     )

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow  # trainings of two ranks
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
 RANKS = 2
-MICROBATCHES, NAP_MS, MESSAGE_BYTES = 4, 6, 4 * 2 * 16
+MICROBATCHES, MESSAGE_BYTES = 4, 4 * 2 * 16
 """A message is what 2 samples of a microbatch are between two stages."""
 SCHEDULES = [("gpipe", 2), ("1f1b", 2), ("interleaved", 4)]
 
@@ -44,11 +44,11 @@ def test_the_step_and_its_waits_are_known_and_equal_stages_are_not_late(found, n
     assert point.comm.unclaimed_bytes == 0
 
 
-def test_a_late_stage_is_named_with_its_phase_and_cost(found):
+def test_a_late_stage_is_named_with_its_phase_and_cost(ranks, found):
     analysis = found("late")
     (point,) = analysis.points
     assert (point.straggler.rank, point.straggler.phase) == (1, "forward")
-    assert point.straggler.cost_ms.value == pytest.approx(MICROBATCHES * NAP_MS, rel=0.15)
+    assert point.straggler.cost_ms.value == pytest.approx(ranks[1]["slept_ms"], rel=0.15)
     late = next(verdict for verdict in analysis.verdicts if verdict.cause == "straggler")
     assert (
         "a stage that has more to do than the others is late, too: then divide the layers otherwise"
