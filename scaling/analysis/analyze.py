@@ -15,7 +15,7 @@ import polars as pl
 from scaling.analysis.about import Ending, quality, run_info
 from scaling.analysis.decompose import own_loop, pauses
 from scaling.analysis.decompose.hosts import hosts, spread
-from scaling.analysis.decompose.loss import Link, base_world_size, no_single_rank
+from scaling.analysis.decompose.loss import Link, base_warning, base_world_size
 from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input
@@ -126,7 +126,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             (
                 *launches.launch_sentences(counted, tables),
                 *apart,
-                *no_single_rank(over, spec.mode),
+                *base_warning(over, spec.mode),
                 *memory.clock_warnings(points, spec),
                 *nccl_log.warnings(fabric, spec),
                 *cliffs.warnings(fabric, spec),

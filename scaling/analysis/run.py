@@ -34,7 +34,7 @@ from scaling.records.checkup import KernelTable, Roofline
 from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
 from scaling.records.run import Status, TrialStatus, read_largest, read_plan, read_status
-from scaling.records.tables import Tables, with_blocks
+from scaling.records.tables import Tables, map_blocks
 from scaling.settings.batch_search import Largest
 from scaling.settings.environment import NUMA_BOUND
 from scaling.settings.estimate import left_out_lines
@@ -73,7 +73,7 @@ def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Table
         inspecting = beside.submit(preflight.inspect, launches)
         tables = read_checked(folder, plan)
         checks = inspecting.result()
-    tables = with_blocks(tables, lambda blocks: clocks.with_telemetry(blocks, checks.samples))
+    tables = map_blocks(tables, lambda blocks: clocks.with_telemetry(blocks, checks.samples))
     return tables, dataclasses.replace(checks, samples={})
 
 

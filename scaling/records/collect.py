@@ -15,7 +15,7 @@ import polars as pl
 
 from scaling.reading import read_bytes
 from scaling.records.encoding import digest
-from scaling.records.frames import LINES, OF_BLOCKS
+from scaling.records.frames import LINE_SPAN, OF_BLOCKS
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
 from scaling.records.rank_file import Gap, Rank, RankFile, Stored, read_rank
@@ -122,7 +122,7 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Copies, processes: Proces
     broken |= {rank: "left no records" for rank in range(world) if rank not in present}
     return LaunchRanks(
         files=tuple(rank.file for rank in ranks),
-        tables=tables | {"blocks": tables["blocks"].drop(list(LINES))},
+        tables=tables | {"blocks": tables["blocks"].drop(list(LINE_SPAN))},
         stretch=Stretch(
             launch=launch.index, blocks=tables["blocks"], files={r.file.rank: r.stored for r in ranks}
         ),

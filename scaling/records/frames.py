@@ -39,24 +39,24 @@ _BLOCKS: Schema = {
     **{column: _fields(BlockRecord)[name] for column, name in BLOCK_COLUMNS.items()},
     **dict.fromkeys(HOST_TIMES, pl.Int64),
 }
-LINES = {"lines_begin": pl.Int64, "lines_end": pl.Int64}
+LINE_SPAN = {"lines_begin": pl.Int64, "lines_end": pl.Int64}
 """Columns of a block while its steps are not read: where its lines lie in the rank's file, bytes."""
-_NAMES = ("launch", "rank", "block", "round", "world_size", "arm", "detailed", "solo_rank", "batch")
-BLOCK_NAMES: Schema = {name: _BLOCKS[name] for name in _NAMES}
+_REPEATED = ("launch", "rank", "block", "round", "world_size", "arm", "detailed", "solo_rank", "batch")
+REPEATED_OF_BLOCK: Schema = {name: _BLOCKS[name] for name in _REPEATED}
 """Columns of a block that each of its steps, collectives and parameters repeats."""
 _PLACE: Schema = {**_RANK, "block": pl.Int64, "step": pl.Int64}
-_COLLECTIVES: Schema = _PLACE | _fields(CollectiveRow) | BLOCK_NAMES
+_COLLECTIVES: Schema = _PLACE | _fields(CollectiveRow) | REPEATED_OF_BLOCK
 
 SCHEMAS: dict[str, Schema] = {
     "blocks": _BLOCKS,
-    "steps": _PLACE | _fields(StepRow) | BLOCK_NAMES,
+    "steps": _PLACE | _fields(StepRow) | REPEATED_OF_BLOCK,
     "buckets": _COLLECTIVES,
     "fabric": _COLLECTIVES,
-    "parameters": {**BLOCK_NAMES, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64},
+    "parameters": {**REPEATED_OF_BLOCK, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64},
     "memory": {**_RANK, **dict.fromkeys(MEMORY_COLUMNS, pl.Int64)},
 }
 """Columns of every table, by its name in records.tables.Tables."""
-OF_BLOCKS: dict[str, Schema] = {"blocks": SCHEMAS["blocks"] | LINES, "memory": SCHEMAS["memory"]}
+OF_BLOCKS: dict[str, Schema] = {"blocks": SCHEMAS["blocks"] | LINE_SPAN, "memory": SCHEMAS["memory"]}
 """Columns of the tables that come with a rank's file before its steps."""
 
 
@@ -98,7 +98,7 @@ def _both(steps: Frame, others: Frame, chosen: pl.Expr) -> tuple[pl.DataFrame, p
     return first, second
 
 
-def round_selections(steps: Frame, rows: int) -> Iterator[pl.Expr]:
+def round_selections(steps: Frame, about_rows: int) -> Iterator[pl.Expr]:
     """Selections of a few whole rounds each, in the order of launches and rounds; `steps`: in files.
 
     `rows`: about so many of `steps` each, or those of one round.
@@ -106,8 +106,8 @@ def round_selections(steps: Frame, rows: int) -> Iterator[pl.Expr]:
     of_rounds = steps.group_by("launch", "round").agg(parts=pl.col(PART).unique(), rows=pl.len())
     counts = in_memory(of_rounds).sort("launch", "round")
     for (launch,), part in counts.partition_by("launch", as_dict=True, maintain_order=True).items():
-        batch = (part["rows"].cum_sum() - part["rows"]) // rows
-        for rounds in part.with_columns(batch=batch).partition_by("batch", maintain_order=True):
+        chunk = (part["rows"].cum_sum() - part["rows"]) // about_rows
+        for rounds in part.with_columns(batch=chunk).partition_by("batch", maintain_order=True):
             chosen = (pl.col("launch") == launch) & pl.col("round").is_in(rounds["round"].to_list())
             yield chosen & pl.col(PART).is_in(rounds["parts"].explode().unique().to_list())
 
@@ -145,11 +145,11 @@ class Runs:
         """Rows of each run."""
         return np.diff(self.begins, append=self.frame.height)
 
-    def least(self, values: Ints) -> Ints:
+    def minimum(self, values: Ints) -> Ints:
         """The smallest value of each run; `values`: one a row."""
         return np.minimum.reduceat(values, self.begins) if len(values) else values
 
-    def most(self, values: Ints) -> Ints:
+    def maximum(self, values: Ints) -> Ints:
         return np.maximum.reduceat(values, self.begins) if len(values) else values
 
     def inside(self, larger: Runs) -> Ints:
@@ -169,7 +169,7 @@ def runs(frame: pl.DataFrame, place: Sequence[str]) -> Runs:
     """
     order = tuple(name for name in ORDER if name in place)
     begins = _begins(frame, order)
-    if not _in_order(frame, order, begins):
+    if not _places_rise(frame, order, begins):
         frame = frame.sort(order, maintain_order=True)
         begins = _begins(frame, order)
     return Runs(frame=frame, place=order, begins=begins)
@@ -185,7 +185,7 @@ def _begins(frame: pl.DataFrame, order: Sequence[str]) -> Ints:
     return np.flatnonzero(new)
 
 
-def _in_order(frame: pl.DataFrame, order: Sequence[str], begins: Ints) -> bool:
+def _places_rise(frame: pl.DataFrame, order: Sequence[str], begins: Ints) -> bool:
     """Whether each run's place is beyond the one before, so that no place occurs twice."""
     after = np.zeros(max(len(begins) - 1, 0), dtype=bool)
     for name in reversed(order):

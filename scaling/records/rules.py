@@ -118,10 +118,10 @@ def _step_rules(blocks: pl.DataFrame, steps: pl.DataFrame, plan: Plan, slack: in
     by_block = of_block.table(
         rows=of_block.lengths,
         different=each.inside(of_block),
-        last=of_block.most(number),
-        first=of_block.least(number),
-        first_ns=of_block.least(begin_ns),
-        last_ns=of_block.most(steps["end_ns"].to_numpy()),
+        last=of_block.maximum(number),
+        first=of_block.minimum(number),
+        first_ns=of_block.minimum(begin_ns),
+        last_ns=of_block.maximum(steps["end_ns"].to_numpy()),
     )
     whole = blocks.join(by_block, on=BLOCK, how="left").with_columns(pl.col("rows").fill_null(0))
     at_once = (pl.col("arm") == THROUGHPUT) & (pl.col("rows") == 1)
@@ -217,10 +217,10 @@ def _collective_rules(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Br
     first_stamp = np.minimum(*(np.where(stamps > 0, stamps, INT_MAX) for stamps in (ready, launched)))
     of_step = each.table(
         ["arm"],
-        first=each.least(first_stamp),
-        last=each.most(np.maximum(np.maximum(ready, launched), ended)),
+        first=each.minimum(first_stamp),
+        last=each.maximum(np.maximum(np.maximum(ready, launched), ended)),
         rows=each.lengths,
-        different=each.most(seq) - each.least(seq) + 1,
+        different=each.maximum(seq) - each.minimum(seq) + 1,
     ).join(steps.select(*STEP, "begin_ns", "end_ns"), on=STEP, how="left")
     # A host may enqueue a collective while its device is in an earlier step.
     room = slack + (pl.col("end_ns") - pl.col("begin_ns")) // 20

@@ -28,7 +28,7 @@ from scaling.records.format import (
     PackedRecord,
     Record,
 )
-from scaling.records.frames import BLOCK_NAMES, LINES, SCHEMAS
+from scaling.records.frames import LINE_SPAN, REPEATED_OF_BLOCK, SCHEMAS
 from scaling.records.rank_file import Stored
 from scaling.settings.schedule import FABRIC
 
@@ -267,7 +267,7 @@ class Stretch:
 
     launch: int
     blocks: pl.DataFrame
-    """A row for each block and rank: the table `blocks` with the columns of records.frames.LINES."""
+    """A row for each block and rank: the table `blocks` with the columns of records.frames.LINE_SPAN."""
     files: Mapping[int, Stored]
     """By rank."""
 
@@ -301,12 +301,12 @@ class _Some:
 
     def window(self, blocks: pl.DataFrame, *, continues: bool = False) -> Window:
         """The window; the rows are given up. `blocks`: of the stretch."""
-        owners = blocks[np.concatenate(self.owners)].drop(list(LINES))
+        owners = blocks[np.concatenate(self.owners)].drop(list(LINE_SPAN))
         return Window(
             first=self.first,
             last=self.last,
             continues=continues,
-            frames={"blocks": owners, **self.rows.frames(blocks.select(list(BLOCK_NAMES)))},
+            frames={"blocks": owners, **self.rows.frames(blocks.select(list(REPEATED_OF_BLOCK)))},
             lost=self.rows.lost,
         )
 

@@ -122,13 +122,11 @@ EMPTY = Tables(
 )
 
 
-def write_part(frames: Mapping[str, pl.DataFrame], scratch: Path, *numbers: int) -> dict[str, Path]:
+def write_part(frames: Mapping[str, pl.DataFrame], folder: Path, *numbers: int) -> dict[str, Path]:
     """Write the step tables that have rows to files of a part; OSError where that fails. Parts sort by `numbers`."""
     part = "-".join(f"{number:09}" for number in numbers)
     files = {
-        name: scratch / name / f"{PART}={part}" / "rows.parquet"
-        for name in STEP_TABLES
-        if frames[name].height
+        name: folder / name / f"{PART}={part}" / "rows.parquet" for name in STEP_TABLES if frames[name].height
     }
     for name, file in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)  # there already where a process died
@@ -169,7 +167,7 @@ def scan_rows(files: Sequence[Path], name: str) -> Frame:
     return pl.scan_parquet(list(files), glob=False, hive_partitioning=False)
 
 
-def with_blocks(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Tables:
+def map_blocks(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Tables:
     """The tables after a change to the rows of `blocks`, all of some ranks at a time; their files are written anew.
 
     The tables that were given are not to be used any more.
@@ -197,7 +195,7 @@ def without_blocks(tables: Tables, blocks: pl.DataFrame) -> Tables:
                 kept = rows.join(blocks, on=["launch", "block"], how="anti")
                 dropped += rows.height - kept.height if name == "steps" else 0
                 write_parquet(kept, path)
-    tables = with_blocks(tables, lambda rows: rows.join(blocks, on=["launch", "block"], how="anti"))
+    tables = map_blocks(tables, lambda rows: rows.join(blocks, on=["launch", "block"], how="anti"))
     frames = scan_parts(tables.parts, tables.scratch) if tables.scratch else {}
     return tables.having(frames, dropped_samples=tables.dropped_samples + dropped)
 
@@ -233,20 +231,20 @@ def publish_tables(folder: RunFolder, tables: Tables) -> None:
     """
     for name in PUBLISHED:
         target = folder.table(name)
-        part = target.with_name(f".{target.name}.part")
-        _remove(part)
-        part.mkdir()
+        unfinished = target.with_name(f".{target.name}.part")
+        _remove(unfinished)
+        unfinished.mkdir()
         try:
             step_files = (path for written in tables.parts for path in written.files.get(name, ()))
             files = tables.block_files if name == "blocks" else tuple(step_files)
             for number, path in enumerate(files):
-                shutil.move(path, part / f"part-{number:06}.parquet")
+                shutil.move(path, unfinished / f"part-{number:06}.parquet")
             if not files:
-                write_parquet(pl.DataFrame(schema=SCHEMAS[name]), part / "part-000000.parquet")
+                write_parquet(pl.DataFrame(schema=SCHEMAS[name]), unfinished / "part-000000.parquet")
             _remove(target)
-            part.rename(target)
+            unfinished.rename(target)
         finally:
-            _remove(part)
+            _remove(unfinished)
 
 
 def read_published(folder: RunFolder, name: str) -> pl.DataFrame:
@@ -263,10 +261,10 @@ def _remove(path: Path) -> None:
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
     """Write a file by rename; OSError where that fails."""
-    part = path.with_suffix(".part")
+    unfinished = path.with_suffix(".part")
     try:
-        frame.write_parquet(part, compression="lz4", metadata={"schema": TABLE_SCHEMA})
-        part.replace(path)
+        frame.write_parquet(unfinished, compression="lz4", metadata={"schema": TABLE_SCHEMA})
+        unfinished.replace(path)
     except pl.exceptions.PolarsError as error:  # polars has one error for all that the system may report
         full = shutil.disk_usage(path.parent).free < 2**20
         code = errno.ENOSPC if full else errno.EIO

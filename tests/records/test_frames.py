@@ -25,7 +25,7 @@ def test_runs_reduce_as_a_group_by_does(place, shuffled):
     frame = table(1, shuffled=shuffled)
     each = runs(frame, place)
     values = each.frame["value"].to_numpy()
-    found = each.table(rows=each.lengths, least=each.least(values), most=each.most(values))
+    found = each.table(rows=each.lengths, least=each.minimum(values), most=each.maximum(values))
     expected = frame.group_by(place).agg(
         rows=pl.len(), least=pl.col("value").min(), most=pl.col("value").max()
     )
@@ -49,5 +49,5 @@ def test_runs_inside_larger_ones_are_counted():
 def test_no_rows_have_no_runs():
     empty = table(4, shuffled=False).head(0)
     each = runs(empty, PLACE)
-    assert each.table(rows=each.lengths, most=each.most(empty["value"].to_numpy())).height == 0
+    assert each.table(rows=each.lengths, most=each.maximum(empty["value"].to_numpy())).height == 0
     assert list(each.inside(runs(empty, PLACE[:3]))) == []

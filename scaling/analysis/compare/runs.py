@@ -29,7 +29,7 @@ from scaling.analysis.decompose.loss import usd_per_million
 from scaling.analysis.decompose.roofline import explain
 from scaling.analysis.predict.change import Change, Source
 from scaling.analysis.predict.prediction import predict
-from scaling.analysis.predict.whatif import COMPUTE
+from scaling.analysis.predict.whatif import OWN_WORK
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -76,7 +76,7 @@ def split(base: Source, other: Source, ratio: Measured) -> Split:
 
 def _alone(source: Source) -> Floats:
     """Compute time of one rank alone in a step, ns, S."""
-    total: Floats = np.sum([source.alone[phase] for phase in COMPUTE], axis=0)
+    total: Floats = np.sum([source.alone[phase] for phase in OWN_WORK], axis=0)
     return total
 
 

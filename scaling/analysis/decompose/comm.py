@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from scaling.analysis.decompose.loss import share_of_wait
+from scaling.analysis.decompose.loss import wait_as_share_of_step
 from scaling.analysis.decompose.quantities import EARLIER, TrialRecords, by_kind
 from scaling.analysis.decompose.stragglers import LATEST, STEP
 from scaling.analysis.results import Bucket, Collective, Comm, Measured
@@ -81,7 +81,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
 
 def _free(m: Means) -> Floats:
     """The step over the replayed one whose communication takes no time."""
-    return 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"], "replayed"))
+    return 1 / (1 - wait_as_share_of_step(m, m["sim"] - m["sim_free"], "replayed"))
 
 
 def _ready(name: str, micro_steps: int, m: Means) -> Floats:

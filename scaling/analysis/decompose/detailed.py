@@ -136,13 +136,13 @@ def merge(stamps: BlockStamps) -> Merged:
     shares = stamps.channel.shares(begun, finished)
     moving, moved = (np.broadcast_to(each[:, None, :], stamps.done.shape) for each in (begun, finished))
     # Until `begun`, from when all are ready, nothing moves: that is the enqueue.
-    since = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
+    all_ready = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
     exposed = [np.zeros_like(stamps.compute_end) for _ in range(3)]
-    tells = stamps.host_ns > 0 or stamps.start is not None
+    knows_enqueue = stamps.host_ns > 0 or stamps.start is not None
     for low, end in zip(_last_axis(stamps.compute_ends), _last_axis(stamps.own_ends), strict=True):
         high = np.maximum(end, low)
         inside = np.minimum(union(moving, moved, low, high), high - low)
-        enqueuing = union(since, moved, low, high) - inside if tells else np.zeros_like(inside)
+        enqueuing = union(all_ready, moved, low, high) - inside if knows_enqueue else np.zeros_like(inside)
         each = (inside, np.maximum(high - low - inside - enqueuing, 0.0), enqueuing)
         exposed = [so_far + more for so_far, more in zip(exposed, each, strict=True)]
     return Merged(
@@ -177,7 +177,7 @@ def _last_axis(values: Floats) -> Iterator[Floats]:
 
 ALL_REDUCE, BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 
-STAMPS = (
+STEP_COLUMNS = (
     "begin_ns",
     "end_ns",
     "input_ns",
@@ -233,24 +233,24 @@ def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iter
         "waited": stamps.waited,
         "moving": merged.exposed_transfer + stamps.buffer_wait - _buffer_skew(stamps, merged),
     }
-    shared = {name: of_steps[1:] / count for name, of_steps in durations.items()}
+    per_micro_step = {name: of_steps[1:] / count for name, of_steps in durations.items()}
     for index in range(count):
-        before = ends[:-1, :, -1] if index == 0 else ends[1:, :, index - 1]
-        broadcasting, barriers = np.zeros_like(before), []
+        origin = ends[:-1, :, -1] if index == 0 else ends[1:, :, index - 1]
+        broadcasting, barriers = np.zeros_like(origin), []
         for k in np.flatnonzero(in_which == index):
             begin, end = stamps.buffer_begin[1:, :, k], stamps.buffer_end[1:, :, k]
-            barriers.append(Barrier.of(begin, end, before + broadcasting, stamps.channel.awaited(begin, end)))
+            barriers.append(Barrier.of(begin, end, origin + broadcasting, stamps.channel.awaited(begin, end)))
             broadcasting = broadcasting + (end - begin)
         reduced = slice(index * each, (index + 1) * each)
         replay = Replay(
-            ready=stamps.handed[1:, :, reduced] - (before + broadcasting)[:, :, None],
-            compute_end=compute_ends[1:, :, index] - before - broadcasting,
+            ready=stamps.handed[1:, :, reduced] - (origin + broadcasting)[:, :, None],
+            compute_end=compute_ends[1:, :, index] - origin - broadcasting,
             transfer=merged.transfer[1:, reduced],
-            start=before - before.max(axis=1, keepdims=True),
+            start=origin - origin.max(axis=1, keepdims=True),
             barriers=tuple(barriers),
             channel=stamps.channel.among(reduced),
         )
-        yield Cycle(key=key, replay=replay, per_step=count, **shared)
+        yield Cycle(key=key, replay=replay, per_step=count, **per_micro_step)
 
 
 def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
@@ -280,16 +280,16 @@ def detailed_blocks(
     probed = blocks.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("rank") == 0))
     micro_steps = in_memory(probed.select("launch", "block", "accumulation"))
     accumulation = {tuple(key): many for *key, many in micro_steps.rows()}
-    place = ("launch", "block", "rank", "step")
-    chosen = (pl.col("arm") == PROBE) & pl.col("detailed")
-    of_model = pl.col("phase") != PHASES.index("other")
+    row_key = ("launch", "block", "rank", "step")
+    detailed_probe = (pl.col("arm") == PROBE) & pl.col("detailed")
+    not_other_phase = pl.col("phase") != PHASES.index("other")
     stamps = ("ready_ns", "launch_ns", "start_ns", "done_ns", "enqueue_ns")
-    sent = buckets.filter(chosen & of_model)
-    sent = sent.select(*place, "round", "seq", "kind", "bytes", "group", *stamps, ITS_PART)
-    stepped = step_rows.filter(chosen).select(*place, "round", *STAMPS, ITS_PART)
+    sent = buckets.filter(detailed_probe & not_other_phase)
+    sent = sent.select(*row_key, "round", "seq", "kind", "bytes", "group", *stamps, ITS_PART)
+    stepped = step_rows.filter(detailed_probe).select(*row_key, "round", *STEP_COLUMNS, ITS_PART)
     for steps, rows in few_rounds(stepped, sent):
         yield from _blocks(
-            in_order(steps, place), in_order(rows, (*place, "seq")), n, accumulation, channel, host_ns
+            in_order(steps, row_key), in_order(rows, (*row_key, "seq")), n, accumulation, channel, host_ns
         )
         del steps, rows  # a million, before the next ones are read
 
@@ -310,11 +310,11 @@ def _blocks(
         if block_key not in stretches:
             continue
         collectives = rows.slice(*stretches[block_key])
-        block_rows, broadcasts = (_of_kind(collectives, kind) for kind in (ALL_REDUCE, BROADCAST))
+        all_reduces, broadcasts = (_of_kind(collectives, kind) for kind in (ALL_REDUCE, BROADCAST))
         count = part["step"].n_unique()
         if part.height != count * n or part["rank"].n_unique() != n:
             continue
-        width, rest = divmod(block_rows.height, count * n)
+        width, rest = divmod(all_reduces.height, count * n)
         if rest or not width:
             continue
 
@@ -322,7 +322,7 @@ def _blocks(
             return np.ascontiguousarray(frame[name].to_numpy().reshape(shape).swapaxes(0, 1), dtype=float)
 
         def cube(
-            name: str, frame: pl.DataFrame = block_rows, shape: tuple[int, ...] = (n, count, width)
+            name: str, frame: pl.DataFrame = all_reduces, shape: tuple[int, ...] = (n, count, width)
         ) -> Floats:
             return grid(name, frame, shape)
 
@@ -343,15 +343,15 @@ def _blocks(
                     ready=cube("ready_ns"),
                     launch=cube("launch_ns"),
                     done=cube("done_ns"),
-                    bytes=block_rows["bytes"].head(width).to_numpy().astype(float),
+                    bytes=all_reduces["bytes"].head(width).to_numpy().astype(float),
                     earlier_wait=grid("earlier_wait_ns"),
                     buffer_wait=grid("buffer_wait_ns"),
                     buffer_begin=buffer_begin,
                     buffer_end=buffer_end,
                     micro_steps=_micro_steps(part, width, accumulation.get(block_key, 1)),
-                    channel=(served := channel(block_rows["group"].head(width).to_list())),
-                    start=cube("start_ns") if served.fifo and block_rows["start_ns"].max() else None,
-                    enqueue=cube("enqueue_ns") if served.fifo and block_rows["enqueue_ns"].min() else None,
+                    channel=(served := channel(all_reduces["group"].head(width).to_list())),
+                    start=cube("start_ns") if served.fifo and all_reduces["start_ns"].max() else None,
+                    enqueue=cube("enqueue_ns") if served.fifo and all_reduces["enqueue_ns"].min() else None,
                     host_ns=host_ns if served.fifo else 0.0,
                 ),
             )

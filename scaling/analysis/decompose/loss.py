@@ -44,16 +44,16 @@ def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
     1 where a rank ran the whole batch (strong scaling) or the whole model (weak) alone, and always for own loops and
     verification; else the smallest that was measured, such as where one rank runs out of memory.
     """
-    with_alone = (
+    may_have_baseline = (
         records.values() if plan.spec.mode != "strong" else [trial for n, trial in records.items() if n == 1]
     )
-    alone = any(BARE_ONE in trial.arms for trial in with_alone)
+    alone = any(BARE_ONE in trial.arms for trial in may_have_baseline)
     if alone or plan.kind.followed or plan.variant is not None:
         return 1
     return min((n for n, trial in records.items() if not trial.index.is_empty()), default=1)
 
 
-def no_single_rank(size: int, mode: str) -> tuple[str, ...]:
+def base_warning(size: int, mode: str) -> tuple[str, ...]:
     """The warning for a base world size above 1, with what that hides."""
     if size == 1:
         return ()
@@ -71,7 +71,7 @@ Link = Callable[[Means], AlphaBeta]
 """The fitted link of this world size, resampled with the same rounds."""
 
 
-def share_of_wait(m: Means, exposed: Floats, steps: str = "detailed") -> Floats:
+def wait_as_share_of_step(m: Means, exposed: Floats, steps: str = "detailed") -> Floats:
     """A part of a rank's wait, `exposed` (ns), as a share of the step: (part / whole wait) x the light probe's wait.
 
     `steps`: those that the part is a mean over: `detailed`, or `replayed`, without the first of each block, since a
@@ -112,31 +112,31 @@ def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Term, T
 
     def terms(index: int) -> tuple[Term, Term]:
         return (
-            lambda m: _linked_share(m) * share(index, m) * latency_share(index, m),
-            lambda m: _linked_share(m) * share(index, m) * (1 - latency_share(index, m)),
+            lambda m: _link_share(m) * share(index, m) * latency_share(index, m),
+            lambda m: _link_share(m) * share(index, m) * (1 - latency_share(index, m)),
         )
 
     return [terms(index) for index in range(len(places))]
 
 
-def _linked_share(m: Means) -> Floats:
+def _link_share(m: Means) -> Floats:
     """What the link costs, as a share of the step: the measured exposed transfer, corrected for late ranks.
 
     The correction is (exposed transfer, simulated with every rank at the typical ranks' mean) - (transfer measured in
     the replayed steps), so a few replayed steps cannot make it another than the transfer that is printed beside it.
     """
-    return share_of_wait(m, m["exposed_transfer"]) + share_of_wait(
+    return wait_as_share_of_step(m, m["exposed_transfer"]) + wait_as_share_of_step(
         m, m["link_exposed"] - m["replayed.transfer"], "replayed"
     )
 
 
-def waited_alike(m: Means) -> Floats:
+def communication_share(m: Means) -> Floats:
     """What all ranks wait alike, where no details tell what of it is the link's latency and what its bandwidth."""
     result: Floats = m["exposed_transfer"] / m[PROBE]
     return result
 
 
-def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
+def loss_by_kind(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
     """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
     terms_of_kind: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
     for places, terms in zip(by_kind(sent), split_by_kind(sent, link), strict=True):
@@ -161,53 +161,53 @@ def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[L
 def loss(
     rounds: Rounds,
     n: int,
-    ratio: Callable[[Means], Floats],
+    efficiency_of: Callable[[Means], Floats],
     link: Link | None,
     *,
     strong: bool,
     tensor: int = 1,
     sent: tuple[Sent, ...],
-    partly: bool,
-    split: bool,
+    own_loop: bool,
+    has_details: bool,
 ) -> Loss | None:
     """1 - efficiency by cause; docs/method.md derives it.
 
     `tensor`: ranks that divide the layers; each would then take the tensor-th part of a rank's time alone. What a rank
     computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
-    `partly`: return the known terms even where the efficiency is not known. Without bare_one, `input` is its whole
+    `own_loop`: return the known terms even where the efficiency is not known. Without bare_one, `input` is its whole
     phase.
-    `split`: whether details tell what the link takes; else `communication` is what all ranks wait alike.
+    `has_details`: whether details tell what the link takes; else `communication` is what all ranks wait alike.
     """
     if n == 1:
         return None
 
-    def grown(m: Means, arm: str, base: str, *phases: str, over: int = 1) -> Floats:
+    def growth(m: Means, arm: str, base: str, *phases: str, over: int = 1) -> Floats:
         result: Floats = sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] / over for p in phases), np.zeros(1))
         return result
 
-    side = ("input", "host")
+    separate = ("input", "host")
 
     def probe(m: Means) -> Floats:
         """Factor from ns of the light probe to shares of its own step, which stand for shares of the plain step."""
         return 1 / m[PROBE]
 
-    kinds = split_by_kind(sent, link)
+    terms_by_kind = split_by_kind(sent, link)
 
     def enqueuing(m: Means) -> Floats:
         """Collectives that wait for the host."""
-        return share_of_wait(m, m["bucket_enqueue"]) if "bucket_enqueue" in rounds else np.zeros(1)
+        return wait_as_share_of_step(m, m["bucket_enqueue"]) if "bucket_enqueue" in rounds else np.zeros(1)
 
     terms: dict[str, Callable[[Means], Floats]] = {
         "neighbours": lambda m: (
-            (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / (tensor * m[PLAIN])
+            (m[BARE_ALL] - m[BARE_ONE] - growth(m, BARE_ALL, BARE_ONE, *separate)) / (tensor * m[PLAIN])
         ),
         "strategy_overhead": lambda m: (
-            (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / (tensor * m[PLAIN])
+            (m[DDP_SOLO] - m[BARE_ALL] - growth(m, DDP_SOLO, BARE_ALL, *separate)) / (tensor * m[PLAIN])
         ),
         "straggler": stragglers.share,
-        "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
-        "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input", over=tensor) * probe(m),
-        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host", over=tensor) * probe(m) + enqueuing(m),
+        "overlap": lambda m: growth(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
+        "input": lambda m: growth(m, "typical.probe", BARE_ONE, "input", over=tensor) * probe(m),
+        "host": lambda m: growth(m, "typical.probe", BARE_ONE, "host", over=tensor) * probe(m) + enqueuing(m),
     }
     if imbalance.EVENED in rounds:
         with_tokens = terms["straggler"]
@@ -217,26 +217,26 @@ def loss(
         of_whole_layers = terms["strategy_overhead"]
         computes = ("forward", "compute", "optimizer")
         terms["strategy_overhead"] = lambda m: (
-            of_whole_layers(m) + grown(m, "typical.probe", DDP_SOLO, *computes, over=tensor) * probe(m)
+            of_whole_layers(m) + growth(m, "typical.probe", DDP_SOLO, *computes, over=tensor) * probe(m)
         )
         del terms["overlap"]
-    if not split:
-        terms["communication"] = waited_alike
-    elif link is not None and kinds:
-        terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in kinds), np.zeros(1))
-        terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in kinds), np.zeros(1))
+    if not has_details:
+        terms["communication"] = communication_share
+    elif link is not None and terms_by_kind:
+        terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in terms_by_kind), np.zeros(1))
+        terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in terms_by_kind), np.zeros(1))
     else:
-        terms["link_bandwidth"] = _linked_share
+        terms["link_bandwidth"] = _link_share
     if strong:
         terms["small_batch"] = lambda m: (m[BARE_ONE] - m[BASE] / n) / m[PLAIN]
-    if partly and BARE_ONE not in rounds:
+    if own_loop and BARE_ONE not in rounds:
         terms["input"] = lambda m: m["typical.probe.input"] * probe(m)
     # Where only some rounds have details, a term compares arms within these.
     terms = {name: _paired(term) for name, term in terms.items()}
     measured = {name: rounds.measure(term) for name, term in terms.items()}
     measurable = [terms[name] for name, number in measured.items() if number is not None]
-    unexplained = rounds.measure(lambda m: 1 - ratio(m) - sum(term(m) for term in measurable))
-    if unexplained is None and not (partly and measurable):
+    unexplained = rounds.measure(lambda m: 1 - efficiency_of(m) - sum(term(m) for term in measurable))
+    if unexplained is None and not (own_loop and measurable):
         return None
     by_clocks = clocks.taken_out(rounds, terms)
     terms, measured = (

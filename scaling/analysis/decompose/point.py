@@ -11,7 +11,7 @@ import numpy as np
 from scaling.analysis.decompose import imbalance, light, own_loop, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
-from scaling.analysis.decompose.loss import BASE, Link, by_kinds, cost, efficiency, loss
+from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
 from scaling.analysis.decompose.pauses import Interruptions
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
@@ -95,12 +95,12 @@ def point(
             strong=strong,
             tensor=tensor,
             sent=records.sent,
-            partly=plan.kind.followed,
-            split=bool(records.cycles),
+            own_loop=plan.kind.followed,
+            has_details=bool(records.cycles),
         )
         if base_world_size == 1
         else None,
-        loss_by_kind=by_kinds(rounds, records.sent, link)
+        loss_by_kind=loss_by_kind(rounds, records.sent, link)
         if base_world_size == 1 and n > 1 and records.cycles
         else (),
         parallel=_degrees(plan, n),
@@ -205,9 +205,9 @@ def _merged_values(records: TrialRecords, readings: Arms, plan: Plan) -> dict[st
     values |= stragglers.quantities(records, evened, typical)
     if evened is not records:
         values[imbalance.EVENED] = imbalance.evened(records, evened)
-    values["sim_typical"] = evened.of_cycles(lambda c: float(c.replay.of_mean(mask)[0].mean()))
-    values["link_exposed"] = evened.of_cycles(lambda c: float(c.replay.of_mean(mask)[1].mean()))
-    values["sim_free"] = records.of_cycles(lambda c: float(c.replay.free().period().mean()))
+    values["sim_typical"] = evened.of_cycles(lambda c: float(c.replay.at_mean_of(mask)[0].mean()))
+    values["link_exposed"] = evened.of_cycles(lambda c: float(c.replay.at_mean_of(mask)[1].mean()))
+    values["sim_free"] = records.of_cycles(lambda c: float(c.replay.without_transfer().period().mean()))
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
     values["closure"] = records.per_round(_closure(records, plan))
     return values

@@ -94,7 +94,7 @@ def _fed_periods(records: TrialRecords, fed_ns: float) -> Floats:
 
     def fed(cycle: Cycle) -> float:
         waited = np.maximum(cycle.input - fed_ns / cycle.per_step, 0.0)
-        return float(cycle.replay.earlier(waited).period().mean())
+        return float(cycle.replay.sooner_by(waited).period().mean())
 
     return records.of_cycles(fed)
 

@@ -53,7 +53,7 @@ class Points:
         x, y = np.log(self.sizes), np.log(self.times)
         h, rise = np.diff(x), np.diff(y, axis=1) / np.diff(x)
         k = int(np.searchsorted(x, np.log(size), side="right")) - 1
-        slope = _slopes(h, rise)
+        slope = _log_slopes(h, rise)
         s = np.log(size) - x[k]
         c = (3 * rise[:, k] - 2 * slope[:, k] - slope[:, k + 1]) / h[k]
         b = (slope[:, k] - 2 * rise[:, k] + slope[:, k + 1]) / h[k] ** 2
@@ -61,25 +61,25 @@ class Points:
         return times
 
 
-def _slopes(h: Floats, rise: Floats) -> Floats:
+def _log_slopes(h: Floats, rise: Floats) -> Floats:
     """S x J: dy/dx at the points, 0 where the curve turns. `h`: widths, J - 1; `rise`: S x J - 1."""
     if rise.shape[1] == 1:
         return np.repeat(rise, 2, axis=1)
     left, right = 2 * h[1:] + h[:-1], h[1:] + 2 * h[:-1]
-    on = rise[:, :-1] * rise[:, 1:] > 0
-    safe = np.where(on[:, :, None], np.stack([rise[:, :-1], rise[:, 1:]], axis=2), 1.0)
-    inner = np.where(on, (left + right) / (left / safe[:, :, 0] + right / safe[:, :, 1]), 0.0)
-    first = _end(h[0], h[1], rise[:, 0], rise[:, 1])
-    last = _end(h[-1], h[-2], rise[:, -1], rise[:, -2])
+    monotone = rise[:, :-1] * rise[:, 1:] > 0
+    safe = np.where(monotone[:, :, None], np.stack([rise[:, :-1], rise[:, 1:]], axis=2), 1.0)
+    inner = np.where(monotone, (left + right) / (left / safe[:, :, 0] + right / safe[:, :, 1]), 0.0)
+    first = _end_slope(h[0], h[1], rise[:, 0], rise[:, 1])
+    last = _end_slope(h[-1], h[-2], rise[:, -1], rise[:, -2])
     return np.concatenate([first[:, None], inner, last[:, None]], axis=1)
 
 
-def _end(h0: float, h1: float, near: Floats, far: Floats) -> Floats:
+def _end_slope(h0: float, h1: float, near: Floats, far: Floats) -> Floats:
     """The slope at an end, from the rise of the two intervals next to it."""
     slope = ((2 * h0 + h1) * near - h0 * far) / (h0 + h1)
     slope = np.where(slope * near <= 0, 0.0, slope)
-    steep: Floats = np.where((near * far < 0) & (np.abs(slope) > 3 * np.abs(near)), 3 * near, slope)
-    return steep
+    limited: Floats = np.where((near * far < 0) & (np.abs(slope) > 3 * np.abs(near)), 3 * near, slope)
+    return limited
 
 
 LARGE_BYTES = 2**18
@@ -113,7 +113,7 @@ def sweep_times(fabric: Frame, world_size: int, collective: str = "all_reduce") 
 
     Messages are those of the first sub-group. Where many were enqueued at once, their time is divided by their number.
     """
-    each = _each(fabric, world_size, collective)
+    each = _measurements(fabric, world_size, collective)
     return _by_round(each.filter(pl.col("calls") == pl.col("calls").max().over("bytes")))
 
 
@@ -122,14 +122,14 @@ def host_latency(fabric: Frame, world_size: int, collective: str = "all_reduce")
 
     Empty where many were never enqueued at once.
     """
-    each = _each(fabric, world_size, collective)
+    each = _measurements(fabric, world_size, collective)
     single, many = (_by_round(each.filter(chosen)) for chosen in (pl.col("calls") == 1, pl.col("calls") > 1))
     both = single.join(many, on=["launch", "round", "bytes"], suffix="_many")
     longer = (pl.col("time_ns") - pl.col("time_ns_many")).mean()
     return both.group_by("launch", "round").agg(time_ns=longer).sort("launch", "round")
 
 
-def _each(fabric: Frame, world_size: int, collective: str) -> pl.DataFrame:
+def _measurements(fabric: Frame, world_size: int, collective: str) -> pl.DataFrame:
     """A row for each measurement; `time_ns`: per call."""
     return in_memory(
         fabric.filter(
@@ -184,8 +184,8 @@ def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
     w = 1 / t**2
     total, sum_m, sum_t = w.sum(-1), (w * m).sum(-1), (w * t).sum(-1)
     slope = (total * (w * m * t).sum(-1) - sum_m * sum_t) / (total * (w * m * m).sum(-1) - sum_m**2)
-    rest = np.stack([means[str(s)] - slope * s for s in small], axis=-1).mean(axis=-1)
-    return AlphaBeta(n, np.maximum(rest, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
+    fixed_ns = np.stack([means[str(s)] - slope * s for s in small], axis=-1).mean(axis=-1)
+    return AlphaBeta(n, np.maximum(fixed_ns, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
 
 
 def level(
@@ -201,13 +201,13 @@ def level(
     same for every message, so it affects the latency but not the bandwidth that large messages approach. `host`: what
     `host_latency` gives.
     """
-    across = plan.spec.topology.hosts_of(world_size) > 1
+    crosses_hosts = plan.spec.topology.hosts_of(world_size) > 1
     nominal = plan.nominal_bit_s(world_size)
     rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
     fitted = "all_reduce" in swept
     alpha = rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3) if fitted else None
     group = FabricLevel(
-        name="network" if across else "host",
+        name="network" if crosses_hosts else "host",
         world_size=world_size,
         alpha_us=alpha and alpha.widened(clock_bound_ns / 1e3 / (2 * (world_size - 1))).not_below(0.0),
         busbw_gbit_s=rounds.ratio(lambda m: fit(m, sizes, world_size).busbw_gbit_s) if fitted else None,
@@ -246,13 +246,11 @@ def _curve_point(
 ) -> CurvePoint:
     time_us = rounds.ratio(lambda m: m[str(size)] / 1e3)
     assert time_us is not None
-    share = (
-        clock_bound_ns / 1e3 / time_us.value
-    )  # the clocks' error as a share of the time, and so of each rate
+    clock_error_share = clock_bound_ns / 1e3 / time_us.value  # and so of each rate
 
     def widened(number: Measured | None) -> Measured:
         assert number is not None
-        return number.widened(share * number.value)
+        return number.widened(clock_error_share * number.value)
 
     def bandwidth(scale: float) -> Measured:
         return widened(rounds.ratio(lambda m: size * 8 * scale / m[str(size)]))

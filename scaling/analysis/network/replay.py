@@ -45,7 +45,7 @@ class Barrier:
         """Every rank waits for all of them; `at` S x R, `transfer` in ns."""
         return cls(at=at, awaited=Awaited.everybody(at), transfer=np.full_like(at, transfer))
 
-    def passed(self, start: Floats) -> Floats:
+    def origin_after(self, start: Floats) -> Floats:
         """The origin of the ranks' own times after it, S x R, its wait added; `start`: the origin before it."""
         begin: Floats = self.awaited.latest(start + self.at) + self.transfer - self.at
         return begin
@@ -56,7 +56,7 @@ class Barrier:
         at[:, ranks] = at[:, peers].mean(axis=1, keepdims=True)
         return replace(self, at=at)
 
-    def free(self) -> Barrier:
+    def without_transfer(self) -> Barrier:
         """The data takes no time."""
         return replace(self, transfer=np.zeros_like(self.transfer))
 
@@ -89,7 +89,7 @@ class Replay:
         """How long each step takes, S."""
         begin = np.zeros_like(self.compute_end) if self.start is None else self.start
         for barrier in self.barriers:
-            begin = barrier.passed(begin)
+            begin = barrier.origin_after(begin)
         together = self.start is None and not self.barriers
         released = (self.ready if together else begin[:, :, None] + self.ready).max(axis=1)
         last = self.channel.last_done(released, self.transfer)
@@ -105,7 +105,7 @@ class Replay:
         barriers = tuple(barrier.with_mean(late, peers) for barrier in self.barriers)
         return dataclasses.replace(self, ready=ready, compute_end=compute_end, barriers=barriers)
 
-    def earlier(self, by: Floats) -> Replay:
+    def sooner_by(self, by: Floats) -> Replay:
         """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
         return dataclasses.replace(
             self,
@@ -123,12 +123,12 @@ class Replay:
             barriers=tuple(dataclasses.replace(barrier, at=barrier.at * by) for barrier in self.barriers),
         )
 
-    def free(self) -> Replay:
+    def without_transfer(self) -> Replay:
         """The step if communication took no time."""
-        barriers = tuple(barrier.free() for barrier in self.barriers)
+        barriers = tuple(barrier.without_transfer() for barrier in self.barriers)
         return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), barriers=barriers)
 
-    def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def at_mean_of(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
         together = self.ready[:, ranks].mean(axis=1)
         compute = self.compute_end[:, ranks].mean(axis=1)
@@ -239,7 +239,7 @@ class Program:
         )
         return np.broadcast_to(each, (1, self.own_ns.shape[1], len(each)))
 
-    def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def at_mean_of(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks.
 
         Such ranks come to each collective together, so all that the step takes beyond their own times is transfer: what
@@ -248,7 +248,7 @@ class Program:
         mean = np.broadcast_to(self.own_ns[:, ranks].mean(axis=1, keepdims=True), self.own_ns.shape)
         even = self.beside.evened(self.transfer, self.members)
         alike = dataclasses.replace(self, own_ns=mean, transfer=even)
-        free = dataclasses.replace(alike.free(), lag=np.maximum(self.lag, 0.0))
+        free = dataclasses.replace(alike.without_transfer(), lag=np.maximum(self.lag, 0.0))
         period = alike.period()
         return period, period - free.period()
 
@@ -258,7 +258,7 @@ class Program:
         own_ns[:, late] = own_ns[:, peers].mean(axis=1, keepdims=True)
         return dataclasses.replace(self, own_ns=own_ns)
 
-    def earlier(self, by: Floats) -> Program:
+    def sooner_by(self, by: Floats) -> Program:
         """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
         own_ns, first = self.own_ns.copy(), next((i for i, mark in enumerate(self.marks) if mark.waits), None)
         own_ns[:, :, : None if first is None else first + 1] -= by[:, :, None]
@@ -268,7 +268,7 @@ class Program:
         """Every rank's own times so many times as long, S x R."""
         return dataclasses.replace(self, own_ns=self.own_ns * by[:, :, None])
 
-    def free(self) -> Program:
+    def without_transfer(self) -> Program:
         """The step if communication took no time."""
         return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))
 

@@ -21,7 +21,7 @@ from scaling.analysis.network.ring import Hops
 from scaling.analysis.predict.buckets import Buckets, Gradients
 from scaling.analysis.statistics.rounds import Floats, UnknownQuantityError
 
-VALUES = 1 << 18
+SLICE_VALUES = 1 << 18
 """Numbers in an array over resampled rounds, ranks and buckets: 2 MiB, which a core's cache holds."""
 
 
@@ -45,7 +45,7 @@ class ByRank:
     def part(self, stretch: slice) -> dict[str, Floats]:
         """By phase, S' x R: a stretch of the S."""
         weights = self.weights[stretch]
-        return {phase: _means(weights, values) for phase, values in self.values.items()}
+        return {phase: _weighted_means(weights, values) for phase, values in self.values.items()}
 
     def mean(self) -> dict[str, Floats]:
         """By phase, S: the mean over the ranks."""
@@ -63,13 +63,13 @@ class ByRank:
 
 
 def stretches(count: int, width: int) -> Iterator[slice]:
-    """Stretches of `count` rows of `width` numbers, of about VALUES numbers each."""
-    step = max(1, VALUES // max(width, 1))
+    """Stretches of `count` rows of `width` numbers, of about SLICE_VALUES numbers each."""
+    step = max(1, SLICE_VALUES // max(width, 1))
     for begin in range(0, count, step):
         yield slice(begin, begin + step)
 
 
-def _means(weights: Floats, values: Floats) -> Floats:
+def _weighted_means(weights: Floats, values: Floats) -> Floats:
     """S' x R: means of the rounds in which a rank has a value (rounds x R)."""
     finite = np.isfinite(values)
     if finite.all():
@@ -188,14 +188,14 @@ class Source:
         for outer in stretches(len(self.plain), self.world_size):
             pieces = _pieces(self, outer, self.solo.part(outer), self.probe.part(outer))
             for inner in stretches(len(pieces.plain), width):
-                part = _pieces(pieces, inner, _some(inner, pieces.solo), _some(inner, pieces.probe))
+                part = _pieces(pieces, inner, _sliced(inner, pieces.solo), _sliced(inner, pieces.probe))
                 begin = outer.start + inner.start
                 parts.append(evaluate(part, slice(begin, begin + len(part.plain))))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def estimate(self) -> Source:
         """The source without its resampled values."""
-        first = partial(_some, slice(1))
+        first = partial(_sliced, slice(1))
 
         def alone(ranks: ByRank) -> ByRank:
             return dataclasses.replace(ranks, weights=ranks.weights[:1])
@@ -221,15 +221,15 @@ def _pieces(source: Source | Pieces, stretch: slice, solo: Phases, probe: Phases
     return Pieces(
         peers=source.peers,
         plain=source.plain[stretch],
-        whole=_some(stretch, source.whole),
-        alone=_some(stretch, source.alone),
-        beside=_some(stretch, source.beside),
+        whole=_sliced(stretch, source.whole),
+        alone=_sliced(stretch, source.alone),
+        beside=_sliced(stretch, source.beside),
         solo=solo,
         probe=probe,
     )
 
 
-def _some(stretch: slice, phases: Phases) -> Phases:
+def _sliced(stretch: slice, phases: Phases) -> Phases:
     """A stretch of the S."""
     return {name: values[stretch] for name, values in phases.items()}
 
@@ -273,10 +273,10 @@ class Lean:
     jitter: float = 1.0
     fixed_off: float = 0.0
     """Added to the source's fixed share (which counts as 0 where it is not known)."""
-    overlap_turned: bool = False
+    overlap_rule_swapped: bool = False
     """Reverse the slowdown of compute: it then follows the overlap with Gloo and stays constant with NCCL."""
     residual_follows: bool = True
     """The simulation's error on the measured step scales with the step; else it stays the same time."""
 
 
-AS_IT_WAS, UPRIGHT = Change(), Lean()
+NO_CHANGE, UNVARIED = Change(), Lean()

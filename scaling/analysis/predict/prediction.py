@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from scaling.analysis.predict.change import AS_IT_WAS, Change, Lean, Source
+from scaling.analysis.predict.change import NO_CHANGE, Change, Lean, Source
 from scaling.analysis.predict.fabrics import Links
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.results import Assumption, Measured
@@ -59,7 +59,7 @@ def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[t
     moved = change.world_size not in (None, source.world_size)
     elsewhere = moved or change.fabric is not None
     micro_batch = (change.batch or source.batch) / (change.accumulation or source.accumulation)
-    listed = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_turned=True))]
+    listed = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_rule_swapped=True))]
     if other_launch:
         listed += [
             ("launch_compute", Lean(compute=1 + LAUNCH)),
@@ -79,7 +79,7 @@ def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[t
 
 def unchanged(source: Source, change: Change) -> bool:
     """Whether nothing is asked that the run did not measure."""
-    return change in (AS_IT_WAS, Change(world_size=source.world_size))
+    return change in (NO_CHANGE, Change(world_size=source.world_size))
 
 
 def _moves(source: Source, change: Change, *, other_launch: bool) -> list[dict[str, float]]:

@@ -21,21 +21,21 @@ from scaling.analysis.network.channel import ONE
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.network.ring import ring_times
 from scaling.analysis.predict.buckets import bucketed
-from scaling.analysis.predict.change import AS_IT_WAS, UPRIGHT, Change, Lean, Phases, Pieces, Source
+from scaling.analysis.predict.change import NO_CHANGE, UNVARIED, Change, Lean, Phases, Pieces, Source
 from scaling.analysis.statistics.rounds import Floats, latest
 
-COMPUTE = ("forward", "compute", "optimizer")
+OWN_WORK = ("forward", "compute", "optimizer")
 OVERLAP_MAX = 4.0
 """The slowdown of compute by communication is at most this many times the measured one."""
 PEERS = -1
 """Index of the typical ranks' mean, which `_replay` appends to the ranks as their last column."""
 
 
-def outcome(source: Source, change: Change, lean: Lean = UPRIGHT) -> dict[str, Floats]:
+def outcome(source: Source, change: Change, lean: Lean = UNVARIED) -> dict[str, Floats]:
     """`step` (ns), `efficiency`, `gain` (samples/s a rank over the measured) and each loss by cause, S each."""
     if (change.world_size or source.world_size) == 1:
         return source.by_stretch(source.world_size, lambda part, _: _alone(source, part, change, lean))
-    was, target = _settle(source, AS_IT_WAS, UPRIGHT), _settle(source, change, lean)
+    was, target = _target(source, NO_CHANGE, UNVARIED), _target(source, change, lean)
     return source.by_stretch(
         max(was.world_size * was.ready.shape[1], target.world_size * target.ready.shape[1]),
         lambda part, at: _together(source, part, was.part(at), target.part(at), change, lean),
@@ -46,11 +46,15 @@ def _together(
     source: Source, part: Pieces, was: _Target, target: _Target, change: Change, lean: Lean
 ) -> dict[str, Floats]:
     """`outcome` above world size 1, for a stretch of the S."""
-    before = _run(part, was)
-    after = _run(part, target, before.hidden if source.kernels != lean.overlap_turned else None)
-    miss = part.plain / before.period if lean.residual_follows else np.ones_like(part.plain)
-    step = after.period * miss + (0.0 if lean.residual_follows else part.plain - before.period)
-    factor, share = target.factor, target.world_size if source.shared else 1
+    as_measured = _run(part, was)
+    overlap_scales = (
+        source.kernels != lean.overlap_rule_swapped
+    )  # NCCL's slowdown of compute does, Gloo's is constant
+    as_changed = _run(part, target, as_measured.hidden if overlap_scales else None)
+    over_simulated = part.plain / as_measured.period if lean.residual_follows else np.ones_like(part.plain)
+    step = as_changed.period * over_simulated
+    step = step if lean.residual_follows else step + (part.plain - as_measured.period)
+    factor, ranks_sharing_batch = target.factor, target.world_size if source.shared else 1
     whole = sum((part.whole[p] * target.whole_factor[p] for p in part.whole), np.zeros(1))
     alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
     solo = part.typical(part.solo)
@@ -59,21 +63,21 @@ def _together(
     def grown(later: Phases, earlier: Phases, *phases: str) -> Floats:
         return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
 
-    waited = after.exposed * miss
+    exposed_ns = as_changed.exposed * over_simulated
     latency = target.latency_share
     costs = {
-        "neighbours": grown(part.beside, part.alone, *COMPUTE),
-        "strategy_overhead": grown(solo, part.beside, *COMPUTE),
-        "straggler": (after.period - after.period_typical) * miss,
-        "link_latency": waited * latency,
-        "link_bandwidth": waited * (1 - latency),
-        "overlap": grown(probe, solo, "forward", "compute") * after.slowed,
+        "neighbours": grown(part.beside, part.alone, *OWN_WORK),
+        "strategy_overhead": grown(solo, part.beside, *OWN_WORK),
+        "straggler": (as_changed.period - as_changed.period_typical) * over_simulated,
+        "link_latency": exposed_ns * latency,
+        "link_bandwidth": exposed_ns * (1 - latency),
+        "overlap": grown(probe, solo, "forward", "compute") * as_changed.slowed,
         "input": grown(probe, part.alone, "input"),
         "host": grown(probe, part.alone, "host"),
     }
     if source.shared:
-        costs["small_batch"] = alone - whole / share
-    efficiency = whole / (share * step)
+        costs["small_batch"] = alone - whole / ranks_sharing_batch
+    efficiency = whole / (ranks_sharing_batch * step)
     loss = {name: cost / step for name, cost in costs.items()}
     loss["unexplained"] = 1 - efficiency - sum(loss.values(), np.zeros(1))
     samples = _samples(source, change)
@@ -86,7 +90,7 @@ def _alone(source: Source, part: Pieces, change: Change, lean: Lean) -> dict[str
     factor = _factors(source, change, lean, samples)
     solo = part.typical(part.solo)
     alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
-    overhead = sum(((solo[p] - part.beside[p]) * factor[p] for p in COMPUTE), np.zeros(1))
+    overhead = sum(((solo[p] - part.beside[p]) * factor[p] for p in OWN_WORK), np.zeros(1))
     step = alone + overhead
     return {
         "step": step,
@@ -126,7 +130,7 @@ class _Target:
         )
 
 
-def _settle(source: Source, change: Change, lean: Lean) -> _Target:
+def _target(source: Source, change: Change, lean: Lean) -> _Target:
     n = change.world_size or source.world_size
     micro_steps = change.accumulation or source.accumulation
     cap = change.bucket_cap_mb
@@ -170,14 +174,14 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
 
 
 def _factors(
-    source: Source, change: Change, lean: Lean, samples: float, share: float = 1.0
+    source: Source, change: Change, lean: Lean, samples: float, own_share: float = 1.0
 ) -> Mapping[str, float]:
     """Factor on each phase's time where `samples` times as many samples are computed.
 
-    `share`: a rank's own time over the time of the batch in question; the fixed part is a smaller share of that.
+    `own_share`: a rank's own time over the time of the batch in question; the fixed part is a smaller share of that.
     """
     steps = (change.accumulation or source.accumulation) / source.accumulation
-    fixed = min(1.0, (source.fixed_share or 0.0) + lean.fixed_off) * share
+    fixed = min(1.0, (source.fixed_share or 0.0) + lean.fixed_off) * own_share
     # The sum over micro-steps of fixed + (1 - fixed) x (a micro-step's samples over the measured micro-step's).
     grown = steps * fixed + (1 - fixed) * samples
     faster = lean.compute / change.compute_scale
@@ -210,28 +214,28 @@ class _Ran:
 
 
 def _run(part: Pieces, target: _Target, hidden_before: Floats | None = None) -> _Ran:
-    slowed = np.ones_like(part.plain)
-    replay, again = _stamps(part, target, slowed)
+    slowdown = np.ones_like(part.plain)
+    replay, earlier_exposed = _replay(part, target, slowdown)
     typical = np.array(target.typical)
-    _, exposed = replay.of_mean(typical)
+    _, exposed = replay.at_mean_of(typical)
     hidden = target.transfer.sum(axis=1) - exposed
     if hidden_before is not None:
-        slowed = np.clip(hidden / np.maximum(hidden_before, 1.0), 0.0, OVERLAP_MAX)
-        slowed = np.where(hidden_before > 1.0, slowed, 1.0)
-        replay, again = _stamps(part, target, slowed)
-        _, exposed = replay.of_mean(typical)
-    whole = replay.period()
+        slowdown = np.clip(hidden / np.maximum(hidden_before, 1.0), 0.0, OVERLAP_MAX)
+        slowdown = np.where(hidden_before > 1.0, slowdown, 1.0)
+        replay, earlier_exposed = _replay(part, target, slowdown)
+        _, exposed = replay.at_mean_of(typical)
+    period = replay.period()
     late = np.flatnonzero(~typical)
     return _Ran(
-        period=whole,
-        period_typical=replay.without(late.tolist()).period() if len(late) else whole,
-        exposed=exposed + again,
+        period=period,
+        period_typical=replay.without(late.tolist()).period() if len(late) else period,
+        exposed=exposed + earlier_exposed,
         hidden=hidden,
-        slowed=slowed,
+        slowed=slowdown,
     )
 
 
-def _stamps(part: Pieces, target: _Target, slowed: Floats) -> tuple[Replay, Floats]:
+def _replay(part: Pieces, target: _Target, slowdown: Floats) -> tuple[Replay, Floats]:
     """The steps, and exposed transfer of their earlier micro-steps, S."""
 
     def of_ranks(phases: Phases, phase: str) -> Floats:
@@ -242,16 +246,18 @@ def _stamps(part: Pieces, target: _Target, slowed: Floats) -> tuple[Replay, Floa
         stretched: Floats = every[:, list(target.ranks)] * target.factor[phase]
         return stretched
 
-    def slow(phase: str) -> Floats:
+    def slowed(phase: str) -> Floats:
         quick = of_ranks(part.solo, phase)
-        slowed_ns: Floats = quick + (of_ranks(part.probe, phase) - quick) * slowed[:, None]
+        slowed_ns: Floats = quick + (of_ranks(part.probe, phase) - quick) * slowdown[:, None]
         return slowed_ns
 
-    backward = slow("compute") / target.micro_steps
+    backward = slowed("compute") / target.micro_steps
     earlier = target.ready * backward.mean(axis=1, keepdims=True)
-    again = np.maximum(ONE.last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
-    again = again * (target.reductions - 1)
+    exposed = np.maximum(ONE.last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
+    exposed = exposed * (target.reductions - 1)
     tail = of_ranks(part.probe, "optimizer") + of_ranks(part.probe, "host") + of_ranks(part.probe, "input")
-    before = tail + slow("forward") + backward * (target.micro_steps - 1) + (target.waits + again)[:, None]
+    before = (
+        tail + slowed("forward") + backward * (target.micro_steps - 1) + (target.waits + exposed)[:, None]
+    )
     ready = before[:, :, None] + target.ready[:, None, :] * backward[:, :, None]
-    return Replay(ready=ready, compute_end=before + backward, transfer=target.transfer), again
+    return Replay(ready=ready, compute_end=before + backward, transfer=target.transfer), exposed

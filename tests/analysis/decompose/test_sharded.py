@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose.backend_model import Served
-from scaling.analysis.decompose.loss import by_kinds
+from scaling.analysis.decompose.loss import loss_by_kind
 from scaling.analysis.decompose.quantities import Sent, by_kind
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
@@ -166,10 +166,10 @@ def test_the_replay_of_the_steps_as_they_were_takes_as_long_as_they_did(clean):
     (cycle,) = clean[0].cycles
     step_ms = UNITS * (2 * GATHER_MS + REDUCE_MS + FORWARD_MS + BACKWARD_MS)
     assert cycle.replay.period() / MS == pytest.approx(step_ms)
-    typical, linked = cycle.replay.of_mean(np.array([True, True]))
+    typical, linked = cycle.replay.at_mean_of(np.array([True, True]))
     assert typical / MS == pytest.approx(step_ms)
     assert linked / MS == pytest.approx(UNITS * (2 * GATHER_MS + REDUCE_MS))
-    assert cycle.replay.free().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))
+    assert cycle.replay.without_transfer().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))
 
 
 def rows_of(place, sent):
@@ -297,5 +297,5 @@ def test_all_kinds_that_divided_layers_send_are_in_the_loss():
         "kind.2.exposed_transfer": 5.0,
     }
     rounds = Rounds({name: np.full(6, value) for name, value in values.items()}, np.zeros(6, dtype=np.int64))
-    shares = {one.kind: one.bandwidth.value for one in by_kinds(rounds, sent, None)}
+    shares = {one.kind: one.bandwidth.value for one in loss_by_kind(rounds, sent, None)}
     assert shares == pytest.approx({"all_gather": 0.02, "tensor": 0.08})

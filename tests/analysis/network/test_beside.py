@@ -114,7 +114,7 @@ def test_a_late_group_costs_what_the_others_do_not_send_meanwhile():
     """Rank 1 is 50 late, so its pair reduces when the other one is done: the link is free by then."""
     step = program([0, 50, 0, 0])
     assert step.period() - step.without([1]).period() == 60 - 20
-    typical, linked = step.of_mean(np.array([True, False, True, True]))
+    typical, linked = step.at_mean_of(np.array([True, False, True, True]))
     assert (typical[0], linked[0]) == pytest.approx((20 + 3 + 2, 20 + 2), abs=0.01)
 
 
@@ -122,7 +122,7 @@ def test_alike_groups_wait_for_all_that_the_link_carries_however_it_was_divided(
     step = program([0] * 4)
     unequal = step.transfer.copy()
     unequal[:, [0, 2], REDUCE], unequal[:, [1, 3], REDUCE] = 5, 15
-    found = dataclasses.replace(step, transfer=unequal).of_mean(np.ones(4, bool))
+    found = dataclasses.replace(step, transfer=unequal).at_mean_of(np.ones(4, bool))
     assert [each[0] for each in found] == pytest.approx([25, 22], abs=0.01)
 
 

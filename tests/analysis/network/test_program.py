@@ -33,7 +33,7 @@ def test_alike_ranks_wait_for_the_data_alone():
     step = program([[1, 2, 30, 31]] * 2)
     # launched at 1, over at 11; then 30 of its own, launched at 41, over at 61
     assert step.period()[0] == 61
-    _, exposed = step.of_mean(np.array([True, True]))
+    _, exposed = step.at_mean_of(np.array([True, True]))
     assert exposed[0] == (11 - 2) + (61 - 42)
 
 
@@ -66,9 +66,9 @@ def test_what_goes_before_in_the_same_line_is_waited_for_as_transfer(channel):
     """The rank waits from 3 to 31: until 11 the first one moves data, then the second."""
     step = program([[1, 2, 3]] * 2, marks=BOTH, channel=channel)
     assert step.period()[0] == 31
-    assert step.of_mean(np.array([True, True]))[1] == pytest.approx(28)
+    assert step.at_mean_of(np.array([True, True]))[1] == pytest.approx(28)
     apart = program([[1, 15, 16]] * 2, marks=BOTH, channel=channel)
-    assert apart.of_mean(np.array([True, True]))[1] == pytest.approx(35 - 16)
+    assert apart.at_mean_of(np.array([True, True]))[1] == pytest.approx(35 - 16)
 
 
 def test_collectives_of_two_communicators_share_a_wire():
@@ -112,12 +112,12 @@ def test_a_late_rank_holds_up_its_own_group_first():
 
 
 def test_free_communication_leaves_each_rank_its_own_time():
-    assert program([[1, 2, 30, 31]] * 2).free().period()[0] == 2 + 31
+    assert program([[1, 2, 30, 31]] * 2).without_transfer().period()[0] == 2 + 31
 
 
 def test_an_earlier_input_moves_the_first_launch_and_no_later_one():
     step = program([[11, 12, 30, 31]] * 2)
-    assert step.earlier(np.array([[10.0, 10.0]])).period()[0] == step.period()[0] - 10
+    assert step.sooner_by(np.array([[10.0, 10.0]])).period()[0] == step.period()[0] - 10
 
 
 @pytest.mark.parametrize(("lag", "linked"), [(-4.0, 24.0), (3.0, 28.0)])
@@ -126,14 +126,14 @@ def test_a_rank_that_goes_on_before_the_last_chunk_waited_less_and_one_woken_lat
 ):
     step = program([[1, 2, 30, 31]] * 2)
     step.lag[:, :, GATHER] = lag
-    assert step.of_mean(np.array([True, True]))[1][0] == linked
+    assert step.at_mean_of(np.array([True, True]))[1][0] == linked
 
 
 def test_ranks_of_a_ring_that_go_on_one_after_the_other_wait_for_the_link_alone():
     """The first one has its part 4 early, and waits for the others at the next collective."""
     step = program([[1, 2, 30, 31]] * 2)
     step.lag[:, 0, GATHER] = -4
-    assert [each[0] for each in step.of_mean(np.array([True, True]))] == [61, 28]
+    assert [each[0] for each in step.at_mean_of(np.array([True, True]))] == [61, 28]
 
 
 def test_alike_ranks_wait_for_a_group_whose_data_came_later():
@@ -141,7 +141,7 @@ def test_alike_ranks_wait_for_a_group_whose_data_came_later():
     pairs, across = ((0, 2), (1, 3)), ((0, 1), (2, 3))
     step = program([[0, 0, 3, 3]] * 4, ranks=4, members=(pairs, across))
     step.transfer[:, [0, 2], 0], step.transfer[:, [1, 3], 0], step.transfer[:, :, 1] = 5, 15, 10
-    assert [each[0] for each in step.of_mean(np.ones(4, bool))] == [15 + 3 + 10, 15 + 10]
+    assert [each[0] for each in step.at_mean_of(np.ones(4, bool))] == [15 + 3 + 10, 15 + 10]
 
 
 @pytest.mark.parametrize("lag", [-4.0, 3.0])

@@ -49,7 +49,7 @@ def test_without_one_of_two_late_ranks_the_other_is_still_late():
 def test_with_every_rank_at_the_mean_what_outlasts_compute_is_the_links():
     ready, ends = np.array([[[2.0], [4.0], [50.0]]]), np.array([[5.0, 7.0, 60.0]])
     typical = np.array([True, True, False])
-    step, exposed = steps(ready, ends, np.array([[10.0]])).of_mean(typical)
+    step, exposed = steps(ready, ends, np.array([[10.0]])).at_mean_of(typical)
     assert (step, exposed) == (3 + 10, 13 - 6)
 
 
@@ -137,15 +137,15 @@ def test_all_go_on_when_the_last_one_has_come():
         [39e6, 0, 38e6]
     ]
     assert met.transfer.tolist() == [[MS, MS, MS]]
-    assert met.passed(START).tolist() == [[40e6, MS, 39e6]]
+    assert met.origin_after(START).tolist() == [[40e6, MS, 39e6]]
 
 
 def test_without_its_lateness_the_others_go_on_when_they_come():
     met = barrier(begin=[1, 40, 2], end=[41, 41, 41]).with_mean([1], np.array([0, 2]))
-    assert (met.passed(START) + met.at).tolist() == [[3e6, 3e6, 3e6]]
+    assert (met.origin_after(START) + met.at).tolist() == [[3e6, 3e6, 3e6]]
 
 
 def test_a_rank_that_left_before_the_late_one_came_did_not_wait_for_it():
     """As a root of NCCL's broadcast may: it is done when its data are on the way."""
     met = barrier(begin=[1, 40, 2], end=[3, 41, 41])
-    assert met.passed(START + np.array([[0, 60 * MS, 0]])).tolist() == [[2 * MS, 61 * MS, 99 * MS]]
+    assert met.origin_after(START + np.array([[0, 60 * MS, 0]])).tolist() == [[2 * MS, 61 * MS, 99 * MS]]

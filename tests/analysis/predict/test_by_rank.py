@@ -36,7 +36,7 @@ def test_they_are_those_of_a_quantity_for_each_rank(values, each):
 
 @pytest.mark.parametrize("numbers", [1, 7 * RANKS, 10**9])
 def test_their_mean_does_not_depend_on_the_stretches(values, each, monkeypatch, numbers):
-    monkeypatch.setattr(by_rank, "VALUES", numbers)
+    monkeypatch.setattr(by_rank, "SLICE_VALUES", numbers)
     found = ByRank.of({"input": values}, each.weights)
     np.testing.assert_allclose(
         found.mean()["input"], found.part(slice(None))["input"].mean(axis=1), rtol=1e-12
@@ -44,7 +44,7 @@ def test_their_mean_does_not_depend_on_the_stretches(values, each, monkeypatch, 
 
 
 def test_stretches_follow_each_other_and_leave_nothing_out(monkeypatch):
-    monkeypatch.setattr(by_rank, "VALUES", 30)
+    monkeypatch.setattr(by_rank, "SLICE_VALUES", 30)
     found = [range(1001)[stretch] for stretch in stretches(1001, 10)]
     assert [at for stretch in found for at in stretch] == [*range(1001)]
     assert max(map(len, found)) == 3
@@ -76,7 +76,7 @@ def test_a_prediction_does_not_depend_on_the_stretches(measure, cluster, monkeyp
     run = measure(cluster.Truth(world_sizes=(4,), rounds=6, steps=4, stragglers=(late,)))
     (source,) = read_sources(run.records)
     whole = outcome(source, change)
-    monkeypatch.setattr(by_rank, "VALUES", 400)
+    monkeypatch.setattr(by_rank, "SLICE_VALUES", 400)
     parts = outcome(source, change)
     assert whole.keys() == parts.keys()
     for name, values in whole.items():

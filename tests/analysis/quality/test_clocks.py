@@ -189,7 +189,14 @@ def loss_of_uneven_rounds(drop):
     values["clocks.neighbours"] = np.where(disturbed, drop[True], drop[False])
     rounds = Rounds(values, np.zeros(16, dtype=np.int64))
     return loss(
-        rounds, 2, lambda m: m["bare_one"] / m["plain"], None, strong=False, sent=(), partly=True, split=True
+        rounds,
+        2,
+        lambda m: m["bare_one"] / m["plain"],
+        None,
+        strong=False,
+        sent=(),
+        own_loop=True,
+        has_details=True,
     )
 
 
