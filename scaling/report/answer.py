@@ -94,7 +94,8 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
         lost = main.share if grown is None else grown
         part, share = _part(lost, point, point.efficiency), value_of(lost, 100)
         if part is None:
-            return f"; {share} % of the step is shown to be lost to {cause}{hint}."
+            verb = "may be" if hint else "is shown to be"
+            return f"; {share} % of the step {verb} lost to {cause}{hint}."
         return f"; {part} of the loss, {share} % of the step, is {cause}{hint}."
     if any(v.cause == "scales_well" for v in here):
         return ": it scales well."
