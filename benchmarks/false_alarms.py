@@ -42,7 +42,7 @@ from scaling.analysis.about import Ending  # noqa: E402
 from scaling.analysis.analyze import analyze  # noqa: E402
 from scaling.analysis.decompose.detailed import BlockStamps, read_detailed  # noqa: E402
 from scaling.analysis.decompose.light import Light  # noqa: E402
-from scaling.analysis.decompose.pauses import Beside  # noqa: E402
+from scaling.analysis.decompose.pauses import Interruptions  # noqa: E402
 from scaling.analysis.decompose.point import point  # noqa: E402
 from scaling.analysis.decompose.quantities import COLUMNS, Sent, TrialRecords  # noqa: E402
 from scaling.analysis.decompose.trials import RunRecords  # noqa: E402
@@ -246,7 +246,14 @@ def runs(cell: Cell, seed: int, draws: int) -> tuple[Cell, list[tuple[Verdict, .
         seeded = replace(plan, spec=replace(plan.spec, seed=seed * 1000 + number))
         records = draw(rng, cell, seeded)
         at = point(
-            records, seeded, status="done", warmup_steps=0, base=None, sweep={}, link=None, beside=Beside()
+            records,
+            seeded,
+            status="done",
+            warmup_steps=0,
+            base=None,
+            sweep={},
+            link=None,
+            beside=Interruptions(),
         )
         drawn.append(verdicts(at, seeded))
     return cell, drawn
