@@ -120,8 +120,8 @@ def _out_of_memory(error: BaseException) -> bool:
 def _place(error: BaseException) -> traceback.FrameSummary | None:
     """The last frame outside torch; one outside the harness if there is any."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
-    own = [f for f in frames if "/scaling/worker/" not in f.filename and "/importlib/" not in f.filename]
-    return next(reversed(own or frames), None)
+    outside = [f for f in frames if "/scaling/worker/" not in f.filename and "/importlib/" not in f.filename]
+    return next(reversed(outside or frames), None)
 
 
 if __name__ == "__main__":

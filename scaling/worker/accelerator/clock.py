@@ -109,8 +109,8 @@ def resolve_collective(clock: Clock, row: CollectiveRow) -> CollectiveRow:
     values = list(row)
     for place, at in zip(_STAMPS, clock.resolve([values[place] for place in _STAMPS]), strict=True):
         values[place] = at
-    found = CollectiveRow(*values)
-    return found._replace(resume_ns=max(found.resume_ns, found.wait_ns)) if found.resume_ns else found
+    row = CollectiveRow(*values)
+    return row._replace(resume_ns=max(row.resume_ns, row.wait_ns)) if row.resume_ns else row
 
 
 class HostClock:

@@ -104,8 +104,8 @@ def _tf32(old: Any, new: Any) -> bool:
 
     If the new switch was set, torch raises RuntimeError when the old one is read.
     """
-    found = getattr(new, "fp32_precision", None)
-    return bool(old.allow_tf32) if found is None else found == "tf32"
+    precision = getattr(new, "fp32_precision", None)
+    return bool(old.allow_tf32) if precision is None else precision == "tf32"
 
 
 def set_tf32(allowed: bool) -> None:

@@ -72,9 +72,9 @@ def _may_share(spec: Spec, place: int, count: int) -> None:
     otherwise = "use topology.backend=gloo or fewer ranks a host"
     if topology.device != cuda.TYPE or spec.env.get(MULTI_RANK) != "1":
         raise RuntimeError(f"{alone}; {otherwise}")
-    found = cuda.nccl_version()
-    if found < MULTI_RANK_NCCL:
-        text, least = (".".join(map(str, version)) for version in (found, MULTI_RANK_NCCL))
+    nccl = cuda.nccl_version()
+    if nccl < MULTI_RANK_NCCL:
+        text, least = (".".join(map(str, version)) for version in (nccl, MULTI_RANK_NCCL))
         raise RuntimeError(f"{alone} before {least}, and this is {text}; {otherwise}")
 
 

@@ -17,7 +17,7 @@ import torch
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 """Exception classes for it. Torch has none for the CPU; see `is_out_of_memory`."""
 
-_SAID = (
+_PHRASES = (
     "out of memory",
     "can't allocate memory",
     "not enough memory",
@@ -56,7 +56,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out. On the CPU only its text tells."""
     if isinstance(error, OUT_OF_MEMORY):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
 
 
 class CpuLimit:
@@ -73,17 +73,17 @@ class CpuLimit:
     def __init__(self, limit: int) -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)
         self._limit = limit
-        self._held: int | None = None
+        self._before_bytes: int | None = None
 
     def begin(self) -> None:
         """Note what a fresh process holds. Memory that is left over later does not count against the limit."""
         collect()
-        self._held = held_bytes()
+        self._before_bytes = held_bytes()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Limit memory inside; outside there is room to report."""
-        left = 0 if self._held is None else max(0, held_bytes() - self._held)
+        left = 0 if self._before_bytes is None else max(0, held_bytes() - self._before_bytes)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         bound = self._limit + left
         resource.setrlimit(resource.RLIMIT_DATA, (bound if hard < 0 else min(bound, hard), hard))
@@ -131,8 +131,8 @@ Limit = CpuLimit | DeviceLimit | NoLimit
 def held_bytes() -> int:
     """Memory of this process that RLIMIT_DATA counts: VmData."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
+    match = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else 0
 
 
 def collect() -> None:

@@ -139,8 +139,8 @@ def set_random_states(states: list[torch.Tensor]) -> None:
 
 def _accelerators() -> list[tuple[Any, torch.device]]:
     """(module, device) of every visible accelerator; none on a machine that has only CPUs."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
         return []
-    module: Any = torch.get_device_module(found)
-    return [(module, torch.device(found.type, index)) for index in range(module.device_count())]
+    module: Any = torch.get_device_module(device)
+    return [(module, torch.device(device.type, index)) for index in range(module.device_count())]

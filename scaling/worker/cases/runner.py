@@ -94,13 +94,13 @@ class Jury:
 
     def judge(self, key: str, count: int, step: Callable[[], None]) -> Judged:
         """Whether `step` ran on each of the ranks below `count`; this rank is one of them."""
-        status, error, peak = self._own(step)
+        status, error, peak = self._outcome(step)
         if status != FITS:
             self._device.release_memory()
-        own = [status, error, peak]
-        return Judged(**self._control.judge(f"case/{key}", own, self._rank, count, _verdict))
+        outcome = [status, error, peak]
+        return Judged(**self._control.judge(f"case/{key}", outcome, self._rank, count, _verdict))
 
-    def _own(self, step: Callable[[], None]) -> tuple[str, str | None, int]:
+    def _outcome(self, step: Callable[[], None]) -> tuple[str, str | None, int]:
         """Try the step. The exception is dropped here, since its frames keep alive what the step had allocated."""
         self._device.reset_peak()
         try:
@@ -111,15 +111,15 @@ class Jury:
             status = OOM if is_out_of_memory(error) else FAILED
             if status == FAILED:
                 traceback.print_exc()
-            said = [line[:300] for line in str(error).strip().splitlines()[:1]]
-            return status, ": ".join([type(error).__name__, *said]), 0
+            first_line = [line[:300] for line in str(error).strip().splitlines()[:1]]
+            return status, ": ".join([type(error).__name__, *first_line]), 0
         return FITS, None, self._device.peak_bytes()
 
 
 def _verdict(all_of_them: list[list[Any]]) -> dict[str, Any]:
     for status in (FAILED, OOM):
-        for rank, (own, error, _) in enumerate(all_of_them):
-            if own == status:
+        for rank, (rank_status, error, _) in enumerate(all_of_them):
+            if rank_status == status:
                 return {"status": status, "rank": rank, "error": error}
     return {"status": FITS, "peak_bytes": max(peak for _, _, peak in all_of_them)}
 
@@ -180,7 +180,7 @@ class Study:
                     self._step_ns[size, index] = self._step_ns.get((n, index), 0)
         pairs = tuple((size, index) for size in sizes for index in alive)
         if pairs:
-            self._rounds(stage, sizes, self._held(stage, pairs))
+            self._rounds(stage, sizes, self._within_budget(stage, pairs))
         self._runner.close()
 
     def _stages_left(self, stage: int) -> int:
@@ -190,7 +190,7 @@ class Study:
     def _fits(self, n: int, index: int) -> bool:
         return (n, index) in self._judged and self._judged[n, index].status == FITS
 
-    def _held(self, stage: int, pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    def _within_budget(self, stage: int, pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
         """Those that the budget holds."""
         step_s = {pair: self._step_ns.get(pair, 0) / 1e9 for pair in pairs}
         asked = tuple(self._cases[index] for index in sorted({index for _, index in pairs}))
@@ -203,14 +203,14 @@ class Study:
         content = self._budget.fitted_cases(
             f"content/{stage}", sizes, asked, costs, stages=self._stages_left(stage)
         )
-        held = tuple(
+        fitting = tuple(
             (n, index)
             for n, index in pairs
             if content.holds(n) and content.has_batch(self._cases[index].batch)
         )
-        for pair in set(pairs) - set(held):
+        for pair in set(pairs) - set(fitting):
             self._judged[pair] = Judged(status=LEFT_OUT)
-        return held
+        return fitting
 
     def _prepare(self, stage: int, n: int) -> None:
         """Try every case alone, combine the outcomes, and warm it up.
@@ -254,11 +254,11 @@ class Study:
     def _alone(self, case: Case) -> None:
         begin = now_ns()
         self._runner.use(case)
-        made = now_ns()
+        ready_ns = now_ns()
         self._runner.alone()
         self._session.device.synchronize()
-        self._alone_s = (now_ns() - made) / 1e9
-        self._change_s[self._cases.index(case)] = (made - begin) / 1e9
+        self._alone_s = (now_ns() - ready_ns) / 1e9
+        self._change_s[self._cases.index(case)] = (ready_ns - begin) / 1e9
 
     def _warm_up(self, key: str) -> int:
         """About what a step takes, ns. One step is enough where there is no time for more."""
@@ -278,39 +278,39 @@ class Study:
         return took
 
     def _rounds(self, stage: int, sizes: tuple[int, ...], alive: tuple[Pair, ...]) -> None:
-        session, spec, known = self._session, self._session.spec, Means()
+        session, spec, means = self._session, self._session.spec, Means()
         left = self._stages_left(stage)
         budget_s, limit_s = self._budget.rounds_s / left, self._budget.limit_s / left
         step_ns = [self._step_ns.get(pair, 0) for pair in alive]
-        own = None
+        lengths = None
         if session.lead:
-            own = case_lengths(spec.measure, step_ns, budget_s=budget_s, arms=len(arms(spec)))
-        agreed = session.control.agree(f"steps/{stage}", own, lead=session.lead)
+            lengths = case_lengths(spec.measure, step_ns, budget_s=budget_s, arms=len(arms(spec)))
+        agreed = session.control.agree(f"steps/{stage}", lengths, lead=session.lead)
         longest_ns = max(self._step_ns.get(pair, 0) for pair in alive)
         session.timed(str(stage), longest_ns / 1e9)
         steps: dict[Pair, tuple[int, int]] = dict(zip(alive, agreed, strict=True))
 
         def turns(number: int, share: float) -> list[Turn]:
-            found = []
+            round_turns = []
             for stretch in round_stretches(spec, session.folder.index, stage, number, alive):
                 n = stretch.world_size
                 pair = (n, stretch.case)
                 expected_s = CHANGE_S + (1 + sum(steps[pair])) * self._step_ns.get(pair, 0) / 1e9
-                found.append(
+                round_turns.append(
                     Turn(
                         id=stretch.id,
                         participants=n,
                         mine=session.rank < n,
                         stage=f"case {stretch.case + 1} at world size {n}, round {stretch.round}",
                         run=partial(
-                            self._measure, stretch, max(1, int(steps[pair][0] * share)), steps[pair][1], known
+                            self._measure, stretch, max(1, int(steps[pair][0] * share)), steps[pair][1], means
                         ),
                         expected_s=expected_s,
                     )
                 )
-            return found
+            return round_turns
 
-        pace = Pace(spec.measure, known, budget_s=budget_s, limit_s=limit_s) if session.lead else None
+        pace = Pace(spec.measure, means, budget_s=budget_s, limit_s=limit_s) if session.lead else None
         run_rounds(
             session,
             pace,
@@ -320,7 +320,7 @@ class Study:
             label=f"{sizes[-1]} ranks, ",
         )
 
-    def _measure(self, stretch: CaseBlock, steps: int, lead_in: int, known: Means) -> None:
+    def _measure(self, stretch: CaseBlock, steps: int, lead_in: int, means: Means) -> None:
         """Run and record one block of one case."""
         session, case = self._session, self._cases[stretch.case]
         with self._limit.on():
@@ -350,7 +350,7 @@ class Study:
         )
         self._recorder.block(RecordedBlock(block=record, steps=rows))
         step_ns = mean(row.end_ns - row.begin_ns for row in rows) / (steps if len(rows) < steps else 1)
-        known.note((stretch.world_size, stretch.case, stretch.arm), step_ns)
+        means.note((stretch.world_size, stretch.case, stretch.arm), step_ns)
 
     def _write(self) -> None:
         """Write cases.json, on rank 0."""

@@ -45,15 +45,15 @@ class Search:
         if not self._opened():
             self._note(work[0][0], work[0][1].variant.accumulation_steps, OOM)
             return
-        for index, found in work:
+        for index, search in work:
             if prove:
-                self._try(index, found, found.candidate, PROOF_STEPS)
+                self._try(index, search, search.candidate, PROOF_STEPS)
             else:
-                self._search(index, found)
+                self._search(index, search)
 
-    def _first(self, found: VariantSearch, *, prove: bool) -> int:
+    def _first(self, search: VariantSearch, *, prove: bool) -> int:
         """The batch that is reported as failing when the model itself does not fit."""
-        return found.candidate if prove else found.variant.accumulation_steps
+        return search.candidate if prove else search.variant.accumulation_steps
 
     def _opened(self) -> bool:
         """Whether the model fits at all."""
@@ -68,31 +68,31 @@ class Search:
         self._limit.begin()
         return True
 
-    def _search(self, index: int, found: VariantSearch) -> None:
+    def _search(self, index: int, search: VariantSearch) -> None:
         a_sample_s = 0.0
-        while (batch := found.next) is not None:
+        while (batch := search.next) is not None:
             if self._late(index, batch, a_sample_s):
                 tried = Try(batch=batch, status=LATE)
                 self._note(index, batch, LATE)
-            elif batch < self._runner.least * found.variant.accumulation_steps:  # it is known to fail
+            elif batch < self._runner.least * search.variant.accumulation_steps:  # it is known to fail
                 tried = Try(batch=batch, status=FAILED)
                 self._note(index, batch, FAILED)
             else:
                 begin = time.monotonic()
-                judged = self._try(index, found, batch, 1)
+                judged = self._try(index, search, batch, 1)
                 a_sample_s = (time.monotonic() - begin) / batch
                 tried = Try(batch=batch, status=judged.status, rank=judged.rank, peak_bytes=judged.peak_bytes)
-            found = dataclasses.replace(found, tries=(*found.tries, tried))
+            search = dataclasses.replace(search, tries=(*search.tries, tried))
 
     def _late(self, index: int, batch: int, a_sample_s: float) -> bool:
         """Whether there is no time for a batch and for its proof; rank 0 decides for all. The first is always tried."""
         over = a_sample_s > 0 and time.monotonic() + PROVED * batch * a_sample_s > self._end_s
         return bool(self._session.control.agree(f"late/{index}/{batch}", over, lead=self._session.lead))
 
-    def _try(self, index: int, found: VariantSearch, batch: int, steps: int) -> Judged:
+    def _try(self, index: int, search: VariantSearch, batch: int, steps: int) -> Judged:
         """Try a batch alone first, so that no rank waits for one that ran out of memory, and then together."""
         self._note(index, batch, "trying")
-        case = Case(variant=found.variant, batch=batch)
+        case = Case(variant=search.variant, batch=batch)
         self._runner.settle(case)
 
         def alone() -> None:

@@ -83,8 +83,8 @@ def _computing(device: Accelerator, precision: str) -> tuple[Ceiling, ...]:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         with torch.no_grad():
-            made = {kind + precision: make(device, _DTYPES[precision]) for kind, make in _KERNELS.items()}
-            return _under_load(device, made)
+            kernels = {kind + precision: make(device, _DTYPES[precision]) for kind, make in _KERNELS.items()}
+            return _under_load(device, kernels)
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
@@ -124,7 +124,9 @@ def _under_load(device: Accelerator, kinds: Mapping[str, Iterator[_Kernel]]) -> 
     In turns, so that what disturbs one kind disturbs the others too: they are compared with each other.
     """
     begin = now_ns()
-    ready = [(name, *one) for name, kernels in kinds.items() for one in _ready(device, kernels)]
+    ready = [
+        (name, kernel, calls) for name, kernels in kinds.items() for kernel, calls in _ready(device, kernels)
+    ]
     best: dict[str, Ceiling] = {}
     repeats, turns = 0, now_ns()
     while ready and (not repeats or (now_ns() - turns < LOAD_NS and not is_virtual())):
@@ -135,12 +137,12 @@ def _under_load(device: Accelerator, kinds: Mapping[str, Iterator[_Kernel]]) -> 
             if ramped:
                 rate = 1e9 * kernel.flops * calls / took
                 best[name] = _better(best.get(name), name, "FLOP/s", kernel.size, rate)
-    return tuple(dataclasses.replace(one, repeats=repeats) for one in best.values())
+    return tuple(dataclasses.replace(ceiling, repeats=repeats) for ceiling in best.values())
 
 
 def _ready(device: Accelerator, kernels: Iterator[_Kernel]) -> list[tuple[_Kernel, int]]:
     """Kernels that run here, each with the calls of a repetition. One that memory does not hold ends the list."""
-    found: list[tuple[_Kernel, int]] = []
+    runnable: list[tuple[_Kernel, int]] = []
     rate = 0.0
     try:
         for kernel in kernels:
@@ -148,12 +150,12 @@ def _ready(device: Accelerator, kernels: Iterator[_Kernel]) -> list[tuple[_Kerne
                 break
             kernel.call()  # chooses an algorithm and makes its workspace
             calls, took = _calls(device, kernel.call)
-            found.append((kernel, calls))
+            runnable.append((kernel, calls))
             rate = kernel.flops * calls / took
     except RuntimeError as error:
-        if not found and not any(said in str(error) for said in _LACKING):
+        if not runnable and not any(phrase in str(error) for phrase in _LACKING):
             raise
-    return found
+    return runnable
 
 
 def _copies(device: Accelerator) -> Iterator[Ceiling]:
@@ -173,13 +175,13 @@ def _transfers(device: Accelerator) -> Iterator[Ceiling]:
     """Transfers between the host's and the device's memory; none for a CPU."""
     if device.type == CPU:
         return
-    there = torch.empty(_TRANSFER, dtype=torch.uint8, device=device.torch_device)
+    on_device = torch.empty(_TRANSFER, dtype=torch.uint8, device=device.torch_device)
     pageable = torch.ones(_TRANSFER, dtype=torch.uint8)
     pinned = pageable.pin_memory()
     cases: tuple[tuple[str, Callable[[], Any]], ...] = (
-        (checkup.TO_DEVICE_PINNED, lambda: there.copy_(pinned, non_blocking=True)),
-        (checkup.TO_DEVICE_PAGEABLE, lambda: there.copy_(pageable)),
-        (checkup.TO_HOST_PINNED, lambda: pinned.copy_(there, non_blocking=True)),
+        (checkup.TO_DEVICE_PINNED, lambda: on_device.copy_(pinned, non_blocking=True)),
+        (checkup.TO_DEVICE_PAGEABLE, lambda: on_device.copy_(pageable)),
+        (checkup.TO_HOST_PINNED, lambda: pinned.copy_(on_device, non_blocking=True)),
     )
     for name, copy in cases:
         yield _ceiling(name, "bytes/s", _TRANSFER, _TRANSFER / _best(device, copy))
@@ -241,5 +243,5 @@ def _ceiling(name: str, unit: str, size: int, best: float) -> Ceiling:
     return Ceiling(name=name, unit=unit, size=size, best=best, repeats=REPEATS)
 
 
-def _better(known: Ceiling | None, name: str, unit: str, size: int, best: float) -> Ceiling:
-    return known if known and known.best >= best else _ceiling(name, unit, size, best)
+def _better(so_far: Ceiling | None, name: str, unit: str, size: int, best: float) -> Ceiling:
+    return so_far if so_far and so_far.best >= best else _ceiling(name, unit, size, best)

@@ -58,7 +58,7 @@ def measure(
     A message goes there and back; half the round trip is its one-way time. Gloo moves host
     memory, other back ends the device's. `local_rank` is a peer's place on this host, None on another.
     """
-    found: list[Pair] = []
+    exchanges: list[Pair] = []
     for index, pair in enumerate(pairs_of(world)):
         turn(index)
         if rank in pair:
@@ -67,9 +67,9 @@ def measure(
             size, took = _pair(rank == pair[0], peer, device, group, where)
             place = local_rank(peer)
             access = None if place is None else device.peer_access(place)
-            found.append(Pair(peer=peer, bytes=size, duration_ns=took, peer_access=access))
+            exchanges.append(Pair(peer=peer, bytes=size, duration_ns=took, peer_access=access))
     turn(len(pairs_of(world)))
-    return tuple(found)
+    return tuple(exchanges)
 
 
 def _pair(first: bool, peer: int, device: Accelerator, group: Any, where: torch.device) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class Checkup:
     def __init__(self, session: LaunchSession) -> None:
         self._session, self._spec, self._device = session, session.spec, session.device
         self._trial = session.trials[-1]
-        self._found = RankCheck(
+        self._record = RankCheck(
             schema=SCHEMA, rank=session.rank, host=session.host, stage=session.stage, facts={}
         )
 
@@ -136,7 +136,7 @@ class Checkup:
         del workload  # parity builds its own models, each as large
         self._device.release_memory()
         self._enter("precision parity")
-        if self._found.model_error is None:
+        if self._record.model_error is None:
             self._parity(formats)
         self._enter("end")
         dist.destroy_process_group()
@@ -166,7 +166,7 @@ class Checkup:
             say=self._session.say,
         )
         for record in parity.record(formats):
-            self._note(parity=(*self._found.parity, record))
+            self._note(parity=(*self._record.parity, record))
         self._note(parity_left_out=parity.left_out)
         # Only rank 0 reports progress, so a slower device needs time that is allowed for beforehand.
         self._session.say("waiting for the others", expected_s=OTHERS_S + time.monotonic() - begin)
@@ -212,7 +212,7 @@ class Checkup:
         self._note(stage=stage)
         session.enter(stage)
 
-    def _note(self, **found: Any) -> None:
+    def _note(self, **fields: Any) -> None:
         """Keep what was found, and write it at once."""
-        self._found = dataclasses.replace(self._found, **found)
-        write_json(self._session.folder.check(self._session.rank), self._found, indent=None)
+        self._record = dataclasses.replace(self._record, **fields)
+        write_json(self._session.folder.check(self._session.rank), self._record, indent=None)

@@ -155,11 +155,11 @@ def _platform(root: Path) -> dict[str, Any]:
 
 def numbers(text: str) -> list[int]:
     """Read `0-2,5` as [0, 1, 2, 5]."""
-    found: list[int] = []
+    ids: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        ids += range(int(first), int(last or first) + 1)
+    return ids
 
 
 def ranges(values: set[int]) -> str:

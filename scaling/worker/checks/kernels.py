@@ -64,8 +64,8 @@ def note_step(session: LaunchSession, workload: Workload, precision: Precision) 
 
     def counted(bench: Bench) -> Roofline:
         work = bench.work()
-        known = ceilings.measure(device, (asked,)) if work.flops else ()
-        return Roofline(schema=SCHEMA, rank=session.rank, ceilings=known, work=work)
+        rates = ceilings.measure(device, (asked,)) if work.flops else ()
+        return Roofline(schema=SCHEMA, rank=session.rank, ceilings=rates, work=work)
 
     def timed(bench: Bench) -> KernelTable:
         return measure(bench.loop(bench.batch), device, batch=bench.batch, precision=asked)
@@ -182,7 +182,7 @@ class Timing(TorchDispatchMode):
 
     def kernels(self, steps: int) -> tuple[Kernel, ...]:
         """The median of each operator's times."""
-        found = []
+        kernels = []
         for key, (name, flops, size) in self._work.items():
             times = sorted(self._times[key] or self._late[key])
             layers = list(self._layers_of[key])
@@ -196,8 +196,8 @@ class Timing(TorchDispatchMode):
                 layer=layers[0],
                 layers=len(layers),
             )
-            found.append(kernel)
-        return tuple(found)
+            kernels.append(kernel)
+        return tuple(kernels)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -214,14 +214,14 @@ class Timing(TorchDispatchMode):
         begin = self._stamp()
         result = func(*args, **kwargs)
         end = self._stamp()
-        given = [t for t in tree_leaves((args, {k: v for k, v in kwargs.items() if k != "out"})) if _is(t)]
-        made = [t for t in tree_leaves(args[0] if result is None and args else result) if _is(t)]
-        if not made or not any(t.device.type == self._device.type for t in made):
+        inputs = [t for t in tree_leaves((args, {k: v for k, v in kwargs.items() if k != "out"})) if _is(t)]
+        outputs = [t for t in tree_leaves(args[0] if result is None and args else result) if _is(t)]
+        if not outputs or not any(t.device.type == self._device.type for t in outputs):
             return result
         counter = flop_registry.get(packet_of(func))
         flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
-        key, operator = _key(aten_name(func), given, made)
-        size = sum(t.numel() * t.element_size() for t in (*given, *made))
+        key, operator = _key(aten_name(func), inputs, outputs)
+        size = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
         self._work[key] = operator, flops, size
         self._layers_of[key][layer] = None
         self._pairs.append((key, begin, end))
@@ -244,14 +244,14 @@ def _is(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _key(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[str, str]:
+def _key(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> tuple[str, str]:
     """The operator's key in the simulated device's table, and its name there."""
     if name in COPIES:
-        source = given[-1] if name == "copy_" and len(given) > 1 else given[0]
-        target = made[0]
+        source = inputs[-1] if name == "copy_" and len(inputs) > 1 else inputs[0]
+        target = outputs[0]
         return f"copy|{_type(source)}>{_type(target)} {target.numel()}", "copy"
     plain = f"aten::{name.removesuffix('_')}"
-    shapes = (f"{_type(t)} {','.join(map(str, t.shape))}" for t in given if t.dim())
+    shapes = (f"{_type(t)} {','.join(map(str, t.shape))}" for t in inputs if t.dim())
     return f"{plain}|{';'.join(shapes)}", plain
 
 

@@ -92,12 +92,12 @@ def sums(tensor: torch.Tensor) -> list[int]:
         return sums(torch.view_as_real(flat))
     bits = flat.view(_INTEGERS[flat.element_size()])
     weights = _weights(min(CHUNK, bits.numel()), tensor.device)
-    found = [
+    chunk_sums = [
         (part.to(torch.int64) * weights[: part.numel()]).sum()
         for part in torch.split(bits, CHUNK)
         if part.numel()
     ]
-    return torch.stack(found).tolist() if found else []
+    return torch.stack(chunk_sums).tolist() if chunk_sums else []
 
 
 def _weights(count: int, device: torch.device) -> torch.Tensor:
@@ -108,9 +108,9 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
     """Digest of all bytes, in order."""
-    found = fresh()
-    feed(tensors, found)
-    return str(found.hexdigest())
+    hasher = fresh()
+    feed(tensors, hasher)
+    return str(hasher.hexdigest())
 
 
 def spread(tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -124,8 +124,8 @@ def distance(x: torch.Tensor, reference: torch.Tensor) -> float | None:
     """|x - reference| / |reference|; None if it is not finite."""
     norm = float(torch.linalg.vector_norm(reference))
     apart = float(torch.linalg.vector_norm(x - reference))
-    found = apart / norm if norm else apart
-    return found if math.isfinite(found) else None
+    relative = apart / norm if norm else apart
+    return relative if math.isfinite(relative) else None
 
 
 def layer(name: str, kept: Kept, reference: Kept | None) -> Layer:
@@ -172,19 +172,21 @@ class Run:
     peak_bytes: int | None
 
 
-def layers(found: Mapping[str, Kept], reference: Mapping[str, Kept]) -> tuple[Layer, ...]:
+def layers(tensors: Mapping[str, Kept], reference: Mapping[str, Kept]) -> tuple[Layer, ...]:
     """Compare every tensor with the reference's of the same name and shape, where there is one."""
     same = {
-        n: reference[n] for n, kept in found.items() if n in reference and kept.shape == reference[n].shape
+        n: reference[n] for n, kept in tensors.items() if n in reference and kept.shape == reference[n].shape
     }
-    return tuple(layer(name, kept, same.get(name)) for name, kept in found.items())
+    return tuple(layer(name, kept, same.get(name)) for name, kept in tensors.items())
 
 
 def against(step: Step, reference: Step | None) -> ParityStep:
     """Compare one step with the reference's; errors are None without a reference."""
     expected = reference.loss if reference else math.nan
-    known = reference.gradients if reference else {}
-    errors = {n: distance(g, known[n]) for n, g in step.gradients.items() if n in known}
+    expected_gradients = reference.gradients if reference else {}
+    errors = {
+        n: distance(g, expected_gradients[n]) for n, g in step.gradients.items() if n in expected_gradients
+    }
     worst = max(errors, key=lambda n: math.inf if errors[n] is None else errors[n] or 0.0, default="")
     finite = math.isfinite(step.loss)
     return ParityStep(
@@ -192,7 +194,7 @@ def against(step: Step, reference: Step | None) -> ParityStep:
         loss_error=abs(step.loss - expected) / (abs(expected) or 1.0)
         if finite and math.isfinite(expected)
         else None,
-        gradient_error=_together(step.gradients, known),
+        gradient_error=_together(step.gradients, expected_gradients),
         weight_error=_together(step.weights, reference.weights if reference else {}),
         worst_layer=worst,
         digest=step.digest,
@@ -211,16 +213,16 @@ def parted(run: Run, again: Run) -> str:
     return ""
 
 
-def _different(one: Mapping[str, Kept], other: Mapping[str, Kept], names: Iterable[str]) -> Iterator[str]:
-    return (name for name in names if one[name].digest != other[name].digest)
+def _different(first: Mapping[str, Kept], second: Mapping[str, Kept], names: Iterable[str]) -> Iterator[str]:
+    return (name for name in names if first[name].digest != second[name].digest)
 
 
-def _together(found: Tensors, reference: Tensors) -> float | None:
+def _together(tensors: Tensors, reference: Tensors) -> float | None:
     """The distance of all tensors taken as one vector."""
-    names = [n for n in found if n in reference]
+    names = [n for n in tensors if n in reference]
     if not names:
         return None
-    whole = [torch.cat([part[n] for n in names]) for part in (found, reference)]
+    whole = [torch.cat([part[n] for n in names]) for part in (tensors, reference)]
     return distance(*whole)
 
 
@@ -254,11 +256,11 @@ class Parity:
     def record(self, precisions: tuple[str, ...]) -> Iterator[PrecisionRecord]:
         """The reference first, then each of `precisions`. Without the reference, records have no errors."""
         for name in (REFERENCE, *(p for p in precisions if p != REFERENCE)):
-            found = self._fitting(name)
-            if found is None:
+            compared = self._fitting(name)
+            if compared is None:
                 self._device.release_memory()
             else:
-                yield found
+                yield compared
 
     def _fitting(self, name: str) -> PrecisionRecord | None:
         """None where memory ran out. The exception is dropped here, since its frames keep alive what was allocated."""
@@ -267,8 +269,8 @@ class Parity:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            said = str(error).strip().split("\n")[0][:300]
-            self.left_out[name] = f"{type(error).__name__}: {said}"
+            first_line = str(error).strip().split("\n")[0][:300]
+            self.left_out[name] = f"{type(error).__name__}: {first_line}"
         return None
 
     def _precision(self, name: str) -> PrecisionRecord:
@@ -276,13 +278,15 @@ class Parity:
         again = self._run(name, 2)
         if name == REFERENCE:
             self._reference = run
-        known = self._reference
+        reference = self._reference
         return PrecisionRecord(
             precision=name,
             scale=run.scale,
-            layers=layers(run.outputs, known.outputs if known else {}),
-            gradients=layers(run.gradients, known.gradients if known else {}),
-            steps=tuple(against(step, known.steps[k] if known else None) for k, step in enumerate(run.steps)),
+            layers=layers(run.outputs, reference.outputs if reference else {}),
+            gradients=layers(run.gradients, reference.gradients if reference else {}),
+            steps=tuple(
+                against(step, reference.steps[k] if reference else None) for k, step in enumerate(run.steps)
+            ),
             repeat_parted=parted(run, again),
             step_ns=tuple(run.step_ns),
             peak_bytes=run.peak_bytes,
@@ -309,16 +313,16 @@ class Parity:
             loss = self._backward(workload, precision, batch, scale or 1.0)
             for hook in hooks:
                 hook.remove()
-            found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+            step_gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
             if index == 0:
-                gradients = {n: keep(g) for n, g in found.items()}
+                gradients = {n: keep(g) for n, g in step_gradients.items()}
             digest, sums = fresh(), fresh()
             feed([loss], digest, sums)
-            feed(found.values(), digest)
-            some = _some(found)
-            if all(bool(torch.isfinite(g).all()) for g in found.values()):
+            feed(step_gradients.values(), digest)
+            some = _some(step_gradients)
+            if all(bool(torch.isfinite(g).all()) for g in step_gradients.values()):
                 optimizer.step()  # skip a step that overflowed, as a grad scaler does
-            del found
+            del step_gradients
             optimizer.zero_grad(set_to_none=True)
             weights = dict(module.named_parameters())
             feed(weights.values(), digest, sums)
@@ -367,7 +371,7 @@ class Parity:
         """
         state = copy.deepcopy(workload.module.state_dict())
         random = self._device.random_state()
-        found = 0.0
+        largest = 0.0
         for scale in SCALES:
             self._say(f"{name}, loss scale {scale:g}")
             self._device.set_random_state(random)
@@ -377,16 +381,16 @@ class Parity:
             workload.module.zero_grad(set_to_none=True)
             workload.module.load_state_dict(state)
             if finite:
-                found = scale
+                largest = scale
                 break
         self._device.set_random_state(random)
-        return found
+        return largest
 
     def _time(
         self, workload: Workload, precision: Precision, optimizer: Any, batches: list[Any], scale: float
     ) -> list[int]:
         """Durations of whole steps, ns, synchronised with the device at both ends."""
-        found = []
+        durations_ns = []
         for index in range(TIMED):
             self._device.synchronize()
             begin = now_ns()
@@ -394,8 +398,8 @@ class Parity:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             self._device.synchronize()
-            found.append(now_ns() - begin)
-        return found
+            durations_ns.append(now_ns() - begin)
+        return durations_ns
 
 
 def _some(tensors: Mapping[str, torch.Tensor]) -> Tensors:

@@ -116,11 +116,11 @@ class Bench:
     def _memory(self) -> tuple[PhaseMemory, ...]:
         """Run one step by hand and synchronise after each phase, which a timed step must not do."""
         workload, device = self._workload, self._device
-        found: list[PhaseMemory] = []
+        phases: list[PhaseMemory] = []
 
         def note(phase: str) -> None:
             device.synchronize()
-            found.append(
+            phases.append(
                 PhaseMemory(
                     phase=phase,
                     host_bytes=resident_bytes(),
@@ -145,7 +145,7 @@ class Bench:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         note("optimizer")
-        return tuple(found)
+        return tuple(phases)
 
 
 def benched(

@@ -125,7 +125,7 @@ def count_flops(spec: Spec, batch: int) -> int:
 
 def _may_fit_together(spec: Spec, error: InputError) -> bool:
     """Whether one rank alone has no room for the model, and several that share it may have some: the launch tells."""
-    shared = max(spec.world_sizes) > 1 and any(one.parallel.sharded for one in spec.strategies)
+    shared = max(spec.world_sizes) > 1 and any(strategy.parallel.sharded for strategy in spec.strategies)
     return shared and isinstance(error, StepError) and is_out_of_memory(error.__cause__ or error)
 
 
@@ -196,13 +196,13 @@ def largest(spec: Spec) -> int:
 
 def following(spec: Spec, batch: int, timing: Timing) -> int | None:
     """The batch to time after `batch`; None when enough is known. Two batches are timed however long they take."""
-    most, known = largest(spec), len(timing.steps)
+    most, timed = largest(spec), len(timing.steps)
     if batch >= most:
         return None
     after = min(most, batch * GROWTH)
-    if known == 0 or timing.step_s(after) <= STEP_S:
+    if timed == 0 or timing.step_s(after) <= STEP_S:
         return after
-    return min(most, 2 * batch) if known == 1 else None
+    return min(most, 2 * batch) if timed == 1 else None
 
 
 def _steps(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[int], Callable[[], None]]:
@@ -266,7 +266,7 @@ if __name__ == "__main__":
             time_steps(
                 asked,
                 document["began_s"],
-                lambda found: print("timing", json.dumps(encode(found)), flush=True),
+                lambda timing: print("timing", json.dumps(encode(timing)), flush=True),
             )
     except InputError as error:
         print(error, file=sys.stderr)

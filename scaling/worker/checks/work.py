@@ -93,9 +93,9 @@ class Work(TorchDispatchMode):
         if is_free(func):
             return result
         packet, name = packet_of(func), str(packet_of(func)).partition(".")[2]
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        written = [t for t in made if not any(t is g for g in given)] or made
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        written = [t for t in outputs if not any(t is g for g in inputs)] or outputs
         counter = flop_registry.get(packet)
         flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
         if flops and _recomputing():
@@ -103,8 +103,8 @@ class Work(TorchDispatchMode):
         total = self._totals[name, layer]
         total[0] += 1
         total[1] += flops
-        total[2] += sum(t.numel() * t.element_size() for t in (*given, *written))
-        self._look(name, layer, given, made, kwargs)
+        total[2] += sum(t.numel() * t.element_size() for t in (*inputs, *written))
+        self._look(name, layer, inputs, outputs, kwargs)
         return result
 
     def operators(self) -> tuple[Operator, ...]:
@@ -125,17 +125,24 @@ class Work(TorchDispatchMode):
         """Note something at the current line of the user's code."""
         self._seen[what, _place(), layer, detail] += 1
 
-    def _look(self, name: str, layer: str, given: list[Any], made: list[Any], kwargs: dict[str, Any]) -> None:
+    def _look(
+        self, name: str, layer: str, inputs: list[Any], outputs: list[Any], kwargs: dict[str, Any]
+    ) -> None:
         if name in _READS_BACK:
-            if not self._is_the_hosts(given[0]):
+            if not self._is_the_hosts(inputs[0]):
                 self.see(HOST_SYNC, layer)
             return
-        if any(t.dtype in (torch.float64, torch.complex128) and t.dim() for t in made):
+        if any(t.dtype in (torch.float64, torch.complex128) and t.dim() for t in outputs):
             self.see(FLOAT64, layer, name)
-        source = given[-1] if name == "copy_" else given[0] if given else None
-        if name in _COPIES and source is not None and made and made[0].device.type != source.device.type:
-            self._copy(layer, source, made[0], bool(kwargs.get("non_blocking", False)))
-        elif len({t.device.type for t in given if t.dim()}) > 1:
+        source = inputs[-1] if name == "copy_" else inputs[0] if inputs else None
+        if (
+            name in _COPIES
+            and source is not None
+            and outputs
+            and outputs[0].device.type != source.device.type
+        ):
+            self._copy(layer, source, outputs[0], bool(kwargs.get("non_blocking", False)))
+        elif len({t.device.type for t in inputs if t.dim()}) > 1:
             self.see(MIXED_DEVICES, layer, name)
 
     def _is_the_hosts(self, read: torch.Tensor) -> bool:

@@ -114,7 +114,7 @@ class Loader(Feed):
             worker_init_fn=functools.partial(end_with_parent, os.getpid()),
         )
         self._batches: Any = None
-        self._taken = 0
+        self._delivered = 0
         self._costs: list[tuple[int, int]] = []
         self._levels: dict[Hashable, int] = {}
 
@@ -136,7 +136,7 @@ class Loader(Feed):
             if lines[0].startswith("Caught "):  # the text of a worker's traceback
                 raise NoBatchError(f"in a data worker: {lines[-1]}") from error
             raise NoBatchError(f"no batch from the data workers: {lines[0]}") from error
-        self._taken += 1
+        self._delivered += 1
         self._costs.append((wall_ns, cpu_ns))
         return batch
 
@@ -175,9 +175,9 @@ class Loader(Feed):
         spans: list[list[int]] = []
         with clock.window(2 * tries):
             for _ in range(tries):
-                made = None if self._workers else self.fetch()
+                batch = None if self._workers else self.fetch()
                 begin = clock.stamp()
-                load(self.fetch() if made is None else made)
+                load(self.fetch() if batch is None else batch)
                 spans.append([begin, clock.stamp()])
         times = [end - begin for begin, end in map(clock.resolve, spans)]
         return sum(times) // len(times) if times else -1
@@ -191,11 +191,11 @@ class Loader(Feed):
 
     def _ready(self) -> int:
         """Number of ready batches, in the order of delivery: batch k comes from worker k modulo their number."""
-        made, first = self._gate.made, self._taken
+        batches_made, first = self._gate.made, self._delivered
         if not self._workers:
             return 0
         ready = itertools.takewhile(
-            lambda k: made[k % self._workers] > k // self._workers, range(first, first + self._ahead)
+            lambda k: batches_made[k % self._workers] > k // self._workers, range(first, first + self._ahead)
         )
         return sum(1 for _ in ready)
 

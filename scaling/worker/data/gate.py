@@ -74,9 +74,9 @@ class Timed(Dataset[Any]):
         if self._many is not None:
             self._gate.sample()
             return self._many(indices)
-        return [self._one(index) for index in indices]
+        return [self._sample(index) for index in indices]
 
-    def _one(self, index: int) -> Any:
+    def _sample(self, index: int) -> Any:
         self._gate.sample()
         return self._dataset[index]
 

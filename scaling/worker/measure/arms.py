@@ -70,13 +70,13 @@ class Arms:
             feed=feed,
             groups=groups,
         )
-        self._own = settings(spec)
+        self._main = settings(spec)
         self._other = None if variant is None else settings(variant)
         self._device, self._n = device, n
         self.module, self.optimizer = workload.module, optimizer
         """Those of the launch, which all arms train."""
-        self.load, self.compiles = self._own.load, spec.compile
-        self.wire_dtype = self._own.strategy.wire_dtype
+        self.load, self.compiles = self._main.load, spec.compile
+        self.wire_dtype = self._main.strategy.wire_dtype
         """Type of the elements that are reduced."""
         apart = self._other is None and n > 1 and content.has(DETAILS)
         self.half_batch = half_batch(spec) if apart else None
@@ -103,7 +103,7 @@ class Arms:
 
     def tried(self) -> None:
         """Run two whole steps in which no rank needs another: the second has all that any step has in memory."""
-        for settings, use in ((self._own, PLAIN), (self._other, VARIANT)):
+        for settings, use in ((self._main, PLAIN), (self._other, VARIANT)):
             if settings is None:
                 continue
             loop = settings.loop(settings.strategy.apply(use, alone=True, sync=False), TRIED)
@@ -127,12 +127,12 @@ class Arms:
         """Run a step of an arm in which no rank needs another, since its graphs take ranks unequal times to make."""
         settings, use = self._use(arm, half=half)
         strategy = settings.strategy
-        made: Parallelized | torch.nn.Module = (
+        model: Parallelized | torch.nn.Module = (
             strategy.module(use)
             if use in (BARE, HALF)
             else strategy.apply(use, alone=use == DDP_SOLO or not strategy.steps_alone, sync=False)
         )
-        loop = settings.loop(made, TRIED, self.half_batch if use == HALF else None)
+        loop = settings.loop(model, TRIED, self.half_batch if use == HALF else None)
         loop.local()
         loop.release()
 
@@ -161,19 +161,19 @@ class Arms:
             batch = self.half_batch if use == HALF else None
             yield Opened(loop=settings.loop(settings.strategy.module(use), use, batch))
             return
-        made = self._made(settings, use)
-        loop, detail = settings.loop(made, use), None
+        model = self._parallelized(settings, use)
+        loop, detail = settings.loop(model, use), None
         try:
             for _ in range(settings.settling):
                 loop.plain()
-            made.settle()
+            model.settle()
             if use == PLAIN:
-                self._buckets, self.held = made.buckets, made.bytes()
-            why = agreed(made.withheld(), self._control) if detailed and use == PLAIN else ""
-            detail = made.detail(detailed=detailed and not (why and timed))
+                self._buckets, self.held = model.buckets, model.bytes()
+            why = agreed(model.withheld(), self._control) if detailed and use == PLAIN else ""
+            detail = model.detail(detailed=detailed and not (why and timed))
             if detail is not None:
                 detail.discard()
-            del made  # the loop alone keeps it
+            del model  # the loop alone keeps it
             yield Opened(loop=loop, detail=detail, settled=settings.settling, withheld=why)
         finally:
             if detail is not None:
@@ -183,34 +183,34 @@ class Arms:
     def _use(self, arm: str, *, half: bool) -> tuple[Settings, str]:
         """What an arm uses the module for, and under which settings."""
         if arm in (BARE_ONE, BARE_ALL):
-            return self._own, HALF if half else BARE
+            return self._main, HALF if half else BARE
         if arm == VARIANT:
             assert self._other is not None
             return self._other, VARIANT
-        return self._own, DDP_SOLO if arm == DDP_SOLO else PLAIN
+        return self._main, DDP_SOLO if arm == DDP_SOLO else PLAIN
 
-    def _made(self, settings: Settings, use: str) -> Parallelized:
+    def _parallelized(self, settings: Settings, use: str) -> Parallelized:
         """A new module over its ranks. The first of a use compares and sends the parameters, as a training does."""
         alone = use == DDP_SOLO
         first, looked = use not in self._synced, not alone and not self._synced - {DDP_SOLO}
         before = self._device.foreign_bytes() if looked else None
-        made = settings.strategy.apply(use, alone=alone, sync=first)
+        model = settings.strategy.apply(use, alone=alone, sync=first)
         if looked:
             self.communicator_bytes = grown(before, self._device.foreign_bytes())
         self._synced.add(use)
-        return made
+        return model
 
     def free(self) -> None:
         """Free what the block that ran last has left."""
-        self._own.strategy.free()
+        self._main.strategy.free()
 
     def computed(self) -> dict[str, int]:
         """What this rank should hold under the strategy, bytes, by name (Strategy.computed)."""
-        return self._own.strategy.computed(self.optimizer)
+        return self._main.strategy.computed(self.optimizer)
 
     def micro_steps(self, arm: str) -> int:
         """Micro-steps of one optimizer step; for replay and sweep, the spec's."""
-        settings = self._other if arm == VARIANT and self._other is not None else self._own
+        settings = self._other if arm == VARIANT and self._other is not None else self._main
         return settings.accumulation
 
     def messages(self, wire: Sequence[Message]) -> None:
@@ -226,7 +226,7 @@ class Arms:
         return loop.stamps + most * loop.micro_steps
 
     def feed(self, arm: str) -> Feed:
-        return self._other.feed if arm == VARIANT and self._other is not None else self._own.feed
+        return self._other.feed if arm == VARIANT and self._other is not None else self._main.feed
 
     def feeds(self) -> list[Feed]:
         """All feeds of the trial."""

@@ -95,18 +95,24 @@ class BlockRunner:
         half = block.trial.batch == arms.half_batch
         with arms.open(block.arm, detailed=block.detailed, half=half) as opened:
             try:
-                rows, taken, usage = self._steps(block, arms, opened, steps, lead_in - opened.settled)
+                rows, comms, usage = self._steps(block, arms, opened, steps, lead_in - opened.settled)
             finally:
                 feed.pause(arm)
             resolve = self._device.clock.resolve
             done = [
-                step_row(resolve(row), _resolved(resolve, one.waits), waits_behind=one.waits_behind)
-                for row, one in zip(rows, taken, strict=True)
+                step_row(
+                    resolve(row),
+                    _resolved(resolve, comm.waits),
+                    waits_behind=comm.waits_behind,
+                )
+                for row, comm in zip(rows, comms, strict=True)
             ]
-            collectives = [one.collectives for one in taken if one.collectives is not None]
+            collectives = [comm.collectives for comm in comms if comm.collectives is not None]
             parameters = opened.parameters([step.begin_ns for step in done])
-        made = feed.cost()
-        return self._record(block, arms, done, collectives, usage, made, parameters, lead_in, opened.withheld)
+        feed_cost = feed.cost()
+        return self._record(
+            block, arms, done, collectives, usage, feed_cost, parameters, lead_in, opened.withheld
+        )
 
     def _exchanged(self, block: Block, arms: Arms, sweep: Sequence[int]) -> float:
         exchanges = self._messages(block, arms, sweep)
@@ -155,7 +161,7 @@ class BlockRunner:
         self, block: Block, arms: Arms, opened: Opened, steps: int, lead_in: int
     ) -> tuple[Stamps, list[Taken], Usage]:
         rows: list[list[int]] = []
-        found: list[Taken] = []
+        comms: list[Taken] = []
         loop, stamped = opened.loop, block.arm != PLAIN
         step = loop.stamped if stamped else loop.plain
         taking = opened.taking() if stamped else contextlib.nullcontext(_nothing)
@@ -164,18 +170,18 @@ class BlockRunner:
             with Usage() as usage:
                 for index in range(-lead_in, steps):
                     row = step()
-                    taken = take(loop.forward_end_ns)
+                    comm = take(loop.forward_end_ns)
                     if index >= 0:
                         rows.append(row)
-                        found.append(
-                            taken
-                            if taken.collectives is None
-                            else taken._replace(collectives=opened.all_of(taken.collectives, row))
+                        comms.append(
+                            comm
+                            if comm.collectives is None
+                            else comm._replace(collectives=opened.all_of(comm.collectives, row))
                         )
                 self._device.synchronize()
         if block.arm == PROBE and block.detailed and opened.detail is not None and not opened.withheld:
             arms.messages(opened.detail.wire)
-        return rows, found, usage
+        return rows, comms, usage
 
     def _exchanges(
         self, block: Block, exchanges: list[list[Message]], dtype: torch.dtype

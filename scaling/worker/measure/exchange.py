@@ -71,7 +71,7 @@ class Exchange:
         self._device.barrier(group.control)
         begin = stamp()
         rows = [
-            self._one(self._groups.get(message.group or group.key, group), message, seq, dtype)
+            self._run_message(self._groups.get(message.group or group.key, group), message, seq, dtype)
             for seq, message in enumerate(messages)
         ]
         end = stamp()
@@ -85,7 +85,7 @@ class Exchange:
             _, (row,) = self.run(group, [Message(kind, size)])
         return resolve_collective(clock, row)
 
-    def _one(self, group: Group, message: Message, seq: int, dtype: torch.dtype) -> CollectiveRow:
+    def _run_message(self, group: Group, message: Message, seq: int, dtype: torch.dtype) -> CollectiveRow:
         """Run and stamp one message. On a device the current stream waits for it, the host does not."""
         stamp, n, over, kind = self._device.clock.stamp, len(group.ranks), group.data, message.kind
         items = message.bytes // dtype.itemsize

@@ -35,7 +35,7 @@ CASE_LEAST = 2
 CASE_STEPS_MIN, CASE_STEPS_MAX = 1, 2000
 
 
-class Known(Protocol):
+class Intervals(Protocol):
     """What has been measured so far, and how precisely."""
 
     def half_widths(self) -> Sequence[float | None]:
@@ -48,7 +48,7 @@ class Pace:
     def __init__(
         self,
         measure: Measure,
-        known: Known,
+        intervals: Intervals,
         *,
         budget_s: float | None = None,
         limit_s: float | None = None,
@@ -58,7 +58,7 @@ class Pace:
 
         `kind`: rounds of one kind, by their numbers, measure the same.
         """
-        self._measure, self._known = measure, known
+        self._measure, self._intervals = measure, intervals
         self._budget_s = measure.budget_s if budget_s is None else budget_s
         self._limit_s = max(self._budget_s, measure.longest_s if limit_s is None else limit_s)
         self._kind = kind
@@ -100,7 +100,7 @@ class Pace:
 
     def _precise(self) -> bool:
         """Whether every result is known to the target, as far as rank 0 can tell from its own blocks."""
-        target, widths = self._measure.target_half_width, self._known.half_widths()
+        target, widths = self._measure.target_half_width, self._intervals.half_widths()
         return target is not None and bool(widths) and all(w is not None and w <= target for w in widths)
 
 

@@ -48,9 +48,9 @@ class ReadyTimes:
 
 
 def _alive(ddp: weakref.ref[DistributedDataParallel]) -> DistributedDataParallel:
-    found = ddp()
-    assert found is not None, "the wrapper is gone"
-    return found
+    wrapper = ddp()
+    assert wrapper is not None, "the wrapper is gone"
+    return wrapper
 
 
 class SoloProbe:
@@ -102,12 +102,12 @@ class SoloProbe:
 
         `begin_ns` is when these steps began. Empty on a device, where DDP knows no ready times.
         """
-        taken = self._parameters[-len(begin_ns) :]
-        if not taken:
+        step_stamps = self._parameters[-len(begin_ns) :]
+        if not step_stamps:
             return []
         begun = sum(begin_ns)
-        held = [p for p in _alive(self._ddp).module.parameters() if p.requires_grad]
+        parameters = [p for p in _alive(self._ddp).module.parameters() if p.requires_grad]
         return [
-            (p.numel() * p.element_size(), (sum(stamps) - begun) // len(taken))
-            for p, stamps in zip(held, zip(*taken, strict=True), strict=True)
+            (p.numel() * p.element_size(), (sum(stamps) - begun) // len(step_stamps))
+            for p, stamps in zip(parameters, zip(*step_stamps, strict=True), strict=True)
         ]

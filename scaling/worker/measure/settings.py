@@ -80,7 +80,7 @@ class Settings:
             precision=precision,
         )
 
-    def loop(self, made: Parallelized | torch.nn.Module, use: str, batch: int | None = None) -> Loop:
+    def loop(self, model: Parallelized | torch.nn.Module, use: str, batch: int | None = None) -> Loop:
         """The training loop of a module, bare or over ranks; `batch`: samples of a step, if not the trial's.
 
         The scale of fp16 gradients outlives the loop: it belongs to the use.
@@ -88,14 +88,14 @@ class Settings:
         feed = self.feed if batch is None else self._feed_of(batch // self.accumulation)
         if use not in self._scalers:
             self._scalers[use] = self._new_scaler()
-        if isinstance(made, torch.nn.Module):
+        if isinstance(model, torch.nn.Module):
             return self._loop(
-                module=made, optimizer=self._optimizer, fetch=feed.fetch, scaler=self._scalers[use]
+                module=model, optimizer=self._optimizer, fetch=feed.fetch, scaler=self._scalers[use]
             )
         return self._loop(
-            module=made.module,
-            optimizer=made.optimizer,
-            accumulate=made.accumulate,
+            module=model.module,
+            optimizer=model.optimizer,
+            accumulate=model.accumulate,
             fetch=feed.fetch,
             scaler=self._scalers[use],
         )
@@ -119,9 +119,9 @@ class Opened:
             return contextlib.nullcontext(lambda _forward_end_ns: Taken(None, None))
         return self.detail.taking()
 
-    def all_of(self, taken: list[CollectiveRow], stamps: Sequence[int]) -> list[CollectiveRow]:
+    def all_of(self, collectives: list[CollectiveRow], stamps: Sequence[int]) -> list[CollectiveRow]:
         """The collectives of a detailed step, with what the step's own stamps show; all as tokens."""
-        return taken if self.detail is None else self.detail.all_of(taken, edges(stamps))
+        return collectives if self.detail is None else self.detail.all_of(collectives, edges(stamps))
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
         """BlockRecord.parameters of the block."""

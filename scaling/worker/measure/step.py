@@ -112,15 +112,15 @@ class Loop:
         buffers += [0] * (2 * self.micro_steps - len(buffers))
         return [*stamps, *compute_end, *buffers]
 
-    def weighed(self, held: Callable[[], int | None]) -> int | None:
+    def weighed(self, held_bytes: Callable[[], int | None]) -> int | None:
         """Run a step as `plain` does. What the largest forward and its batch left in memory, bytes; None: not known."""
         most: int | None = None
         for last in self._micro_steps():
             with self._sync(last):
-                before = held()
+                before = held_bytes()
                 inputs, targets = self._fetch()
                 loss = self._forward(inputs, targets)
-                after = held()
+                after = held_bytes()
                 if before is not None and after is not None:
                     most = max(most or 0, after - before)
                 loss.backward()  # type: ignore[no-untyped-call]

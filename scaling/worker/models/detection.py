@@ -33,8 +33,8 @@ class Detector(nn.Module):
         images, labels = inputs
         if self.training:
             return self.model(images, labels=labels).loss
-        found = self.model(images)
-        return found.logits, found.pred_boxes
+        detections = self.model(images)
+        return detections.logits, detections.pred_boxes
 
 
 def rtdetr(
@@ -110,7 +110,7 @@ def _detector(module: nn.Module, size: tuple[int, int], objects: int, classes: i
         images = torch.randn(n, 3, *size, generator=generator)
         return (images, [labels(generator) for _ in range(n)]), None
 
-    def loss(found: torch.Tensor, _targets: None) -> torch.Tensor:
-        return found
+    def loss(output: torch.Tensor, _targets: None) -> torch.Tensor:
+        return output
 
     return Workload(module=module, make_batch=make_batch, loss=loss, optimizer=adamw)

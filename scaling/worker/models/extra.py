@@ -37,8 +37,8 @@ def sizes(width: int, layers: int, heads: int, feedforward: int) -> dict[str, in
 def built(family: str, head: str, **config: Any) -> nn.Module:
     """The model `<family><head>` of transformers with new weights, from `<family>Config(**config)`."""
     package = transformers()
-    made = getattr(package, f"{family}Config")(**config)
-    return getattr(package, f"{family}{head}")(made)  # type: ignore[no-any-return]
+    configuration = getattr(package, f"{family}Config")(**config)
+    return getattr(package, f"{family}{head}")(configuration)  # type: ignore[no-any-return]
 
 
 class Logits(nn.Module):

@@ -35,11 +35,11 @@ def checkpoint_activations(workload: Workload) -> Callable[[], None]:
         module.forward = forward
 
     def undo() -> None:
-        for module, own in before:
-            if own is None:
+        for module, original in before:
+            if original is None:
                 module.__dict__.pop("forward", None)
             else:
-                module.forward = own
+                module.forward = original
 
     return undo
 
@@ -49,18 +49,18 @@ def repeated(module: nn.Module) -> list[nn.Module]:
 
     A model repeats its layers (transformers) or the blocks of its stages (ResNet).
     """
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     left = [module]
     while left:
         here = left.pop()
         if isinstance(here, nn.ModuleList | nn.Sequential):
             kinds = [type(child) for child in here]
             chosen = [c for c in here if kinds.count(type(c)) > 1 and any(True for _ in c.children())]
-            found += chosen
-            left += [c for c in here if not any(c is one for one in chosen)]
+            blocks += chosen
+            left += [c for c in here if not any(c is block for block in chosen)]
         else:
             left += list(here.children())
-    return found
+    return blocks
 
 
 def _recomputed(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn.Module, Any]]:
@@ -115,7 +115,7 @@ def _check_norms(spec: Spec) -> None:
     unseen = {
         "compile=true": spec.compile,
         "a run by cases (batch=[...], batch=max, vary)": spec.kind.by_cases,
-        "parallel other than ddp": any(one.parallel.sharded for one in spec.strategies),
+        "parallel other than ddp": any(strategy.parallel.sharded for strategy in spec.strategies),
     }
     for what, asked in unseen.items():
         if asked and max(spec.world_sizes) > 1:
@@ -189,9 +189,9 @@ def _fused(
         raise InputError(
             f"fused_optimizer=true: {type(plain).__name__} has no fused form; torch's SGD, Adam, AdamW and Adagrad have"
         )
-    known = inspect.signature(type(plain)).parameters
-    settings = {k: v for k, v in plain.defaults.items() if k in known}
-    groups = [{k: v for k, v in g.items() if k == "params" or k in known} for g in plain.param_groups]
+    accepted = inspect.signature(type(plain)).parameters
+    settings = {k: v for k, v in plain.defaults.items() if k in accepted}
+    groups = [{k: v for k, v in g.items() if k == "params" or k in accepted} for g in plain.param_groups]
     for group in groups:
         group |= {"fused": True, "foreach": False}
     return type(plain)(groups, **settings | {"fused": True, "foreach": False})

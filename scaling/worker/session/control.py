@@ -110,9 +110,9 @@ class Control:
         self.meet(key, count)
         return not self._store.check([f"{key}/no"])
 
-    def judge(self, key: str, own: Any, rank: int, count: int, rule: Callable[[list[Any]], Any]) -> Any:
+    def judge(self, key: str, answer: Any, rank: int, count: int, rule: Callable[[list[Any]], Any]) -> Any:
         """Each of `count` ranks passes a value. Returns rank 0's `rule` of all of them, on every rank."""
-        self.say(f"{key}/{rank}", own)
+        self.say(f"{key}/{rank}", answer)
         if rank == 0:
             self.say(f"{key}/judged", rule([self.hear(f"{key}/{r}") for r in range(count)]))
         return self.hear(f"{key}/judged")
@@ -152,14 +152,14 @@ def compare_clocks(at: str, rank: int, ranks: Sequence[int], group: Any) -> Cloc
                 cell[0] = now_ns()
                 dist.send(cell, dst=peer, group=group)
         elif rank == peer:
-            found = []
+            replies = []
             for _ in range(EXCHANGES):
                 sent = now_ns()
                 dist.send(cell, dst=first, group=group)
                 dist.recv(cell, src=first, group=group)
                 received = now_ns()
-                found.append((received - sent, (sent + received) // 2 - int(cell[0])))
-            round_trip, offset = min(found)
+                replies.append((received - sent, (sent + received) // 2 - int(cell[0])))
+            round_trip, offset = min(replies)
             bound = round_trip // 2
     return ClockRecord(at=at, offset_ns=offset, bound_ns=bound, time_ns=now_ns())
 
@@ -174,7 +174,7 @@ def compare_hosts(at: str, rank: int, hosts: Sequence[int], control: Control) ->
     record = compare_clocks(at, rank, leads, None) if rank in leads else None
     if is_virtual() and record is not None:
         return record
-    known = control.agree(
+    agreed = control.agree(
         f"clock/{at}/{hosts[rank]}", record and dataclasses.asdict(record), lead=record is not None
     )
-    return ClockRecord(**known)
+    return ClockRecord(**agreed)

@@ -71,10 +71,10 @@ def driver_version(root: Path = Path("/")) -> str | None:
         text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(
+    match = re.search(
         r"Kernel Module.*?\s([0-9]+\.[0-9.]+)\s", text
     )  # "... Module for x86_64  580.159.04  Release ..."
-    return found.group(1) if found else None
+    return match.group(1) if match else None
 
 
 def cpu_name() -> str:

@@ -75,19 +75,21 @@ class Feeds:
         `peak`: of its plain blocks. The harness's buffers lie in memory in their own blocks alone. On a CPU it keeps
         batches that a training would not: these are not the training's, and its peak is told without them.
         """
-        held, own = arms.held, 0
+        sizes, harness_bytes = arms.held, 0
         if not self._session.spec.topology.accelerated:
-            own = sum(feed.held_bytes for feed in self._feeds.values()) - arms.feed(PLAIN).batch_bytes
+            harness_bytes = (
+                sum(feed.held_bytes for feed in self._feeds.values()) - arms.feed(PLAIN).batch_bytes
+            )
         return {
-            "peak_bytes": None if peak is None else peak - own,
-            "parameters_bytes": held.get("parameters"),
-            "gradients_bytes": held.get("gradients"),
-            "optimizer_bytes": held.get("optimizer"),
+            "peak_bytes": None if peak is None else peak - harness_bytes,
+            "parameters_bytes": sizes.get("parameters"),
+            "gradients_bytes": sizes.get("gradients"),
+            "optimizer_bytes": sizes.get("optimizer"),
             "activations_bytes": arms.activations_bytes,
             "unsharded_bytes": arms.unsharded_bytes or None,
             **{f"computed_{name}_bytes": size for name, size in arms.computed().items()},
             "communicators_bytes": arms.communicator_bytes,
-            "harness_bytes": own,
+            "harness_bytes": harness_bytes,
         }
 
 
@@ -112,7 +114,7 @@ class Launch:
         self._whole: dict[int, list[int]] = {}
         """By world size, the strategies under which a rank has room for the whole model's training."""
         self._peaks: dict[tuple[int, int], int] = {}
-        self._known = Efficiencies()
+        self._efficiencies = Efficiencies()
 
     def run(self) -> None:
         """Set up, warm up, measure rounds until the pace says stop, and write what is left to write."""
@@ -162,7 +164,7 @@ class Launch:
         self._feeds.close()
         recorder.close()
         session.record_memory(
-            {of: self._feeds.memory(ready.arms, self._peaks.get(of)) for of, ready in self._ready.items()}
+            {key: self._feeds.memory(ready.arms, self._peaks.get(key)) for key, ready in self._ready.items()}
         )
         session.close()
 
@@ -175,7 +177,7 @@ class Launch:
         kinds, backend = range(len(self._spec.measure.collectives)), self._spec.topology.backend
         return {
             n: Traffic(
-                calls=max(len(of.arms.wire()) for (m, _), of in self._ready.items() if m == n),
+                calls=max(len(candidate.arms.wire()) for (m, _), candidate in self._ready.items() if m == n),
                 swept=len(messages(kinds, ready.sweep, backend)),
                 tensors=len(list(ready.arms.module.parameters())),
             )
@@ -252,33 +254,35 @@ class Launch:
         session, measure, budget = self._session, self._spec.measure, self._budget
         content, detailed = self._content, self._content.detailed
         plan = dataclasses.replace(session.plan, content=content)
-        held = tuple(t for t in trials if content.holds(t.world_size))
-        beside = plan.baseline(held) if held != trials else baseline
+        fitting = tuple(t for t in trials if content.holds(t.world_size))
+        beside = plan.baseline(fitting) if fitting != trials else baseline
 
         def blocks(number: int) -> tuple[Block, ...]:
-            found = round_blocks(plan, held, session.folder.index, number, beside, session.world)
-            return tuple(b for b in found if self._has_room(b))
+            planned = round_blocks(plan, fitting, session.folder.index, number, beside, session.world)
+            return tuple(b for b in planned if self._has_room(b))
 
-        pace, own, took = None, None, [0]
+        pace, lengths, took = None, None, [0]
         if session.lead:
             pace = Pace(
                 measure,
-                self._known,
+                self._efficiencies,
                 budget_s=budget.rounds_s,
                 limit_s=budget.limit_s,
                 kind=lambda number: detailed is None or number in detailed,
             )
             arms = [block for block in blocks(0) if block.arm in STEP_ARMS]
-            took = [self._of(block).step_ns for block in arms]
+            took = [self._ready_of(block).step_ns for block in arms]
             least = [dropped_steps(self._spec, block.arm, 0) for block in arms]
-            own = block_steps(measure, took, dropped=least, bunch=bunch(self._spec), budget_s=budget.rounds_s)
-        most, lead_in = session.control.agree("steps", own, lead=session.lead)
+            lengths = block_steps(
+                measure, took, dropped=least, bunch=bunch(self._spec), budget_s=budget.rounds_s
+            )
+        most, lead_in = session.control.agree("steps", lengths, lead=session.lead)
         session.timed("rounds", max(took) / 1e9 if session.lead else 0.0)
 
         def turns(number: int, share: float) -> list[Turn]:
             steps = max(1, int(most * share))
 
-            def of(block: Block) -> int:
+            def steps_of(block: Block) -> int:
                 """A detailed step is replayed from the end of the one before it, so it takes two."""
                 return max(2, steps) if block.arm == PROBE and block.detailed else steps
 
@@ -288,8 +292,8 @@ class Launch:
                     participants=block.participants,
                     mine=block.runs_on(session.rank),
                     stage=f"{block.arm} at world size {block.trial.world_size}, round {block.round}",
-                    run=functools.partial(self._block, block, of(block), lead_in),
-                    expected_s=self._expected_s(block, of(block), lead_in) if session.lead else 0.0,
+                    run=functools.partial(self._block, block, steps_of(block), lead_in),
+                    expected_s=self._expected_s(block, steps_of(block), lead_in) if session.lead else 0.0,
                 )
                 for block in blocks(number)
             ]
@@ -300,17 +304,17 @@ class Launch:
         """Whether the ranks have memory for what the block runs."""
         n, of_none = block.trial.world_size, block.arm in OF_NONE
         fitting = self._fitting.get(n, [])
-        own = fitting[0] if of_none and fitting else block.strategy
-        return own in fitting and (block.arm not in ALONE or own in self._whole[n])
+        strategy = fitting[0] if of_none and fitting else block.strategy
+        return strategy in fitting and (block.arm not in ALONE or strategy in self._whole[n])
 
-    def _of(self, block: Block) -> Ready:
+    def _ready_of(self, block: Block) -> Ready:
         """What a block runs; where no strategy is at work, that of the first one that fits."""
         n = block.trial.world_size
         return self._of_first()[n] if block.arm in OF_NONE else self._ready[n, block.strategy]
 
     def _block(self, block: Block, steps: int, lead_in: int) -> None:
-        session, of = self._session, (block.trial.world_size, block.strategy)
-        ready = self._of(block)
+        session, key = self._session, (block.trial.world_size, block.strategy)
+        ready = self._ready_of(block)
         lead_in = dropped_steps(self._spec, block.arm, lead_in) if block.arm in STEP_ARMS else 0
         self._faults.begin(block)
         session.device.reset_peak()
@@ -319,13 +323,13 @@ class Launch:
         finally:
             self._faults.end()
         if block.arm == PLAIN:
-            self._peaks[of] = max(self._peaks.get(of, 0), session.device.peak_bytes())
+            self._peaks[key] = max(self._peaks.get(key, 0), session.device.peak_bytes())
         if session.lead:
-            self._known.note(block, step_ns)
+            self._efficiencies.note(block, step_ns)
 
     def _expected_s(self, block: Block, steps: int, lead_in: int) -> float:
         """About what a block takes, s; a lower bound where it sends messages of many sizes."""
         if block.arm in STEP_ARMS:
             steps += dropped_steps(self._spec, block.arm, lead_in)
-            return steps * self._of(block).step_ns / 1e9
+            return steps * self._ready_of(block).step_ns / 1e9
         return self._spec.measure.budget_s * EXCHANGE_SHARE

@@ -155,29 +155,29 @@ class Budget:
 
         `traffic`: what a rank will record, by world size.
         """
-        found = None
+        content = None
         if self._session.lead:
             plan, within_s = self._session.plan, self.limit_s
             costs = dataclasses.replace(_costs(ready, plan), traffic=traffic)
-            found = fit_training(plan, trials, costs, warm=True, within_s=within_s).content
-        return self._agreed("content", found)
+            content = fit_training(plan, trials, costs, warm=True, within_s=within_s).content
+        return self._agreed("content", content)
 
     def fitted_cases(
         self, key: str, sizes: tuple[int, ...], cases: tuple[Case, ...], costs: CaseCosts, *, stages: int
     ) -> Content:
         """What of one stage fits, by the steps of its warm-up; the same on every rank. `stages`: those left."""
-        found = None
+        content = None
         if self._session.lead:
             plan = self._session.plan
             here = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, world_sizes=sizes))
-            found = fit_cases(here, cases, costs, warm=True, within_s=self.limit_s / stages).content
-            found = dataclasses.replace(found, whole_s=None)  # of this stage alone
-        return self._agreed(key, found)
+            content = fit_cases(here, cases, costs, warm=True, within_s=self.limit_s / stages).content
+            content = dataclasses.replace(content, whole_s=None)  # of this stage alone
+        return self._agreed(key, content)
 
-    def _agreed(self, key: str, found: Content | None) -> Content:
+    def _agreed(self, key: str, proposal: Content | None) -> Content:
         session = self._session
-        own = encode(found) if found is not None else None
-        content = decode(Content, session.control.agree(key, own, lead=session.lead))
+        document = encode(proposal) if proposal is not None else None
+        content = decode(Content, session.control.agree(key, document, lead=session.lead))
         if session.lead and content != session.plan.content:
             write_json(session.folder.content, content)
         return content

@@ -56,8 +56,8 @@ class Session:
         """Whether this is rank 0, which decides for all ranks."""
         return self.rank == 0
 
-    def head(self, groups: Mapping[int, Sequence[int]], **known: Any) -> HeadRecord:
-        """The first line of this rank's file; `known` are its optional fields."""
+    def head(self, groups: Mapping[int, Sequence[int]], **fields: Any) -> HeadRecord:
+        """The first line of this rank's file; `fields`: its optional fields."""
         return HeadRecord(
             schema=SCHEMA,
             rank=self.rank,
@@ -67,18 +67,18 @@ class Session:
             world=self.world,
             numa_nodes=_numa_nodes(),
             groups={str(key): list(ranks) for key, ranks in groups.items()},
-            **known,
+            **fields,
         )
 
     def record_environment(
-        self, spec: Spec, module: torch.nn.Module, tokens_per_sample: int | None = None, **known: Any
+        self, spec: Spec, module: torch.nn.Module, tokens_per_sample: int | None = None, **overrides: Any
     ) -> None:
-        """Write what this rank runs on; `known` replaces what it would say. Rank 0 stands for the run."""
-        found = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample) | known
+        """Write what this rank runs on; `overrides` replace entries of it. Rank 0 stands for the run."""
+        environment = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample) | overrides
         if self.lead:
-            write_json(self.folder.env(self.rank), found, private=True)
+            write_json(self.folder.env(self.rank), environment, private=True)
         else:
-            add_line(self.folder.envs(self.host), found)
+            add_line(self.folder.envs(self.host), environment)
 
 
 class LaunchSession(Session):
@@ -115,11 +115,11 @@ class LaunchSession(Session):
         self.parts = {t.world_size: plan.sub_groups(t.world_size, world) for t in (*trials, *self.baseline)}
         """Sub-groups of each world size, which run at the same time."""
         pairings = {-k: pairs for k, pairs in enumerate(plan.pairings(world), 1)}
-        found = (*plan.spec.strategies, *([plan.variant] if plan.variant else []))
-        self._sharded = [one for one in found if one.parallel.sharded]
+        strategies = (*plan.spec.strategies, *([plan.variant] if plan.variant else []))
+        self._sharded = [strategy for strategy in strategies if strategy.parallel.sharded]
         axes = {
             key: mesh.axes()[axis]
-            for mesh in (one.parallel.mesh(n) for n in self.parts for one in self._sharded)
+            for mesh in (strategy.parallel.mesh(n) for n in self.parts for strategy in self._sharded)
             for axis, key in mesh.keys().items()
             if key not in self.parts
         }
@@ -208,8 +208,8 @@ class LaunchSession(Session):
         groups: dict[int, Sequence[int]] = {t.world_size: range(t.world_size) for t in self.trials}
         groups |= {group.key: group.ranks for group in self.groups.values()}
         for n in self.parts:
-            for one in self._sharded if self.rank < n else ():
-                groups |= one.parallel.mesh(n).made_by_torch(self.rank, one.fsdp)
+            for strategy in self._sharded if self.rank < n else ():
+                groups |= strategy.parallel.mesh(n).made_by_torch(self.rank, strategy.fsdp)
         return self.head(
             groups,
             warmup={str(n): steps for n, steps in warmup.items()},
@@ -228,9 +228,9 @@ class LaunchSession(Session):
         host's (0: it is the host's clock).
         """
         accounts = accounts or {}
-        peaks = [held["peak_bytes"] for held in accounts.values() if held["peak_bytes"] is not None]
+        peaks = [account["peak_bytes"] for account in accounts.values() if account["peak_bytes"] is not None]
         strategies = [
-            {str(n): dict(held) for (n, which), held in accounts.items() if which == k}
+            {str(n): dict(account) for (n, which), account in accounts.items() if which == k}
             for k in range(len(self.spec.strategies))
         ]
         record = {

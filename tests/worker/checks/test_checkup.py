@@ -41,7 +41,7 @@ def test_a_word_before_every_step_of_every_format_and_then_time_for_slower_ranks
         _device=Cpu(),
         _spec=SimpleNamespace(seed=0),
         _trial=SimpleNamespace(batch=4),
-        _found=RankCheck(schema=SCHEMA, rank=0, host=0, stage="", facts={}),
+        _record=RankCheck(schema=SCHEMA, rank=0, host=0, stage="", facts={}),
         _note=lambda **found: noted.update(found),
     )
     Checkup._parity(doctor, ("fp32",))
