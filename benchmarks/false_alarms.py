@@ -18,6 +18,7 @@ every second round those of an arm that is drawn anew (`bursts`), in every fourt
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import tempfile
 from collections import Counter
@@ -387,7 +388,9 @@ def main() -> int:
     ]
     whole = [cell for cell in quiet if cell.harness and cell.mode in ("steady", "drift")]
     whole = [whole[k % len(whole)] for k in range(asked.runs)]
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(
+        2, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:  # polars survives no fork
         seeds = [asked.seed * 10_000 + k for k in range(len(quiet) + len(true) + len(whole))]
         first = pool.map(runs, quiet, seeds, [asked.draws] * len(quiet))
         second = pool.map(runs, true, seeds[len(quiet) :], [max(20, asked.draws // 3)] * len(true))

@@ -48,6 +48,7 @@ NAMES = (
     "plain_arms",
     "lived_in",
     "own_loop",
+    "loops",
     "zoo",
     "meshes",
     "simulated_gpu",

@@ -56,6 +56,7 @@ def test_every_benchmark_is_listed_once(keep):
         "emulated",
         "hosts",
         "zoo_loops",
+        "loop_kinds",
     }
     assert sorted(keep.NAMES) == sorted(scripts)
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from support.tables import loaded
 
-from scaling.analysis.decompose.own_loop import said, usable
+from scaling.analysis.decompose.own_loop import other_batches, usable
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.change import Change
 from scaling.analysis.predict.prediction import predict
@@ -203,10 +203,10 @@ def test_a_training_of_another_batch_is_another_one_and_named(weak):
     found = usable(both, plan)
     assert set(loaded(found).blocks["launch"]) == set(loaded(found).steps["launch"]) == {1}
     assert found.dropped_samples == steps.dropped_samples
-    (line,) = said(both, plan)
+    (line,) = other_batches(both, plan)
     batch = plan.trials[0].batch
     assert line.startswith(f"launch 0 is not counted: it trained with {batch // 2} samples")
-    assert said(launched(steps, 1), plan) == ()
+    assert other_batches(launched(steps, 1), plan) == ()
 
 
 def test_loops_that_wrote_their_end_all_count(own_counted):
