@@ -14,6 +14,7 @@ import polars as pl
 
 from scaling.analysis.about import Ending, quality, run_info
 from scaling.analysis.decompose import own_loop, pauses
+from scaling.analysis.decompose.goodput import with_goodput
 from scaling.analysis.decompose.hosts import hosts, spread
 from scaling.analysis.decompose.loss import Link, base_warning, base_world_size
 from scaling.analysis.decompose.point import point
@@ -51,6 +52,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
     """All of analysis.json."""
     plan, spec = run.plan, run.plan.spec
     apart = own_loop.other_batches(run.tables, plan) if plan.kind.followed else ()
+    whole = run.tables
     loops = {n: pauses.beside(run.within(n), plan) for n in run.counted} if plan.kind.followed else {}
     run = run.usable
     tables, counted = run.tables, run.counted
@@ -107,6 +109,8 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
                 beside=loops.get(n, pauses.Interruptions()),
             )
         )
+    if plan.kind.followed:
+        points = [with_goodput(p, whole, plan) for p in points]
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
     if ending.ranks_per_device == 1:  # ranks that share a device are no machine of so many devices
         fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))

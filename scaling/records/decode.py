@@ -19,6 +19,7 @@ from scaling.records.format import (
     STEP_FIELDS,
     WITHOUT_BUFFERS,
     WITHOUT_OTHER_WAITS,
+    WITHOUT_SQUARED,
     WITHOUT_TOKENS,
     WITHOUT_WAITS,
     BlockRecord,
@@ -41,10 +42,11 @@ WIDTHS = (
     WITHOUT_WAITS,
     WITHOUT_TOKENS,
     WITHOUT_OTHER_WAITS,
+    WITHOUT_SQUARED,
     len(STEP_FIELDS),
 )
 """Lengths of a step's row: a plain step, one without buffers, one of a module that is not sharded, a step of one that
-is, a step of an own loop that tells its tokens."""
+is, a step of an own loop that tells its tokens, one that waits elsewhere, one that tells squares too."""
 
 
 def _decoded(kind: type[T], **options: Any) -> type[T]:

@@ -87,6 +87,8 @@ class StepRow(NamedTuple):
     """Own loops: that part of optimizer, such as gradients that the loop reduces by itself."""
     host_wait_ns: int = 0
     """Own loops: that part of the step's rest."""
+    squared: int = 0
+    """Own loops: the sum of the squares of its sequences' lengths, as the loop told. Older files lack this one too."""
 
 
 class CollectiveRow(NamedTuple):
@@ -138,6 +140,8 @@ WITHOUT_TOKENS = STEP_FIELDS.index("tokens")
 """Length of a step's row without its number of tokens."""
 WITHOUT_OTHER_WAITS = STEP_FIELDS.index("input_wait_ns")
 """Length of a step's row that waits in forward and backward alone."""
+WITHOUT_SQUARED = STEP_FIELDS.index("squared")
+"""Length of a step's row without the squares of its lengths."""
 NO_TOKENS: int = StepRow._field_defaults["tokens"]
 COLLECTIVE_FIELDS = CollectiveRow._fields
 COLLECTIVE_DEFAULTS = tuple(CollectiveRow._field_defaults.values())
@@ -155,8 +159,10 @@ def shortest(row: AnyStepRow) -> Sequence[int]:
     These are the waits outside of forward and backward, the number of tokens, and before that the waits of a sharded
     module and the buffers.
     """
-    if any(row[WITHOUT_OTHER_WAITS:]):
+    if any(row[WITHOUT_SQUARED:]):
         return row
+    if any(row[WITHOUT_OTHER_WAITS:]):
+        return row[:WITHOUT_SQUARED]
     if len(row) > WITHOUT_TOKENS and row[WITHOUT_TOKENS] != NO_TOKENS:
         return row[:WITHOUT_OTHER_WAITS]
     written: Sequence[int] = row[:WITHOUT_TOKENS]
@@ -201,6 +207,12 @@ class HeadRecord:
     """Own loops: the plan, since their folder has no plan.json."""
     buckets: list[int] = field(default_factory=list)
     """Own loops: bytes of DDP's buckets in the order of reduction; together they are the gradients."""
+    steps_before: int = -1
+    """Own loops: steps that the optimizer had taken before this launch; -1: it does not count them."""
+    process_ns: int = 0
+    """Own loops: when the process started, as stamps are; 0: unknown."""
+    process_unix_ns: int = 0
+    """When that was by the calendar, ns since 1970."""
     plan_digest: str = ""
     """Digest of the plan.json that the rank read (records.encoding.digest); empty in own loops."""
     detailed: list[int] = field(default_factory=list)

@@ -135,6 +135,12 @@ class RankFile:
     state: str | None = None
     """Own loops: `done` or `failed`; None where the file has no end line."""
     error: str = ""
+    steps: int = 0
+    """Own loops: steps that it ran by its own count; 0 where the file has no end line."""
+    steps_before: int = -1
+    process_ns: int = 0
+    process_unix_ns: int = 0
+    """As in the head."""
     pauses: tuple[PauseRecord, ...] = ()
     """Own loops: pauses between steps and steps that took far longer than usual, by this rank's own clock."""
     dropped_samples: int = 0
@@ -246,6 +252,10 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         damaged=tuple(named(stretch) for stretch in damaged),
         state=end.state if end else None,
         error=end.error if end else "",
+        steps=end.steps if end else 0,
+        steps_before=head.steps_before,
+        process_ns=head.process_ns,
+        process_unix_ns=head.process_unix_ns,
         pauses=tuple(
             PauseRecord(time_ns=p.time_ns, gap_ns=p.gap_ns, step=p.step, kind=p.kind, more_ns=p.more_ns)
             for p in rank_lines.records

@@ -13,6 +13,7 @@ from scaling.analysis.results import (
     Details,
     Fabric,
     FabricLevel,
+    Goodput,
     Measured,
     NcclLog,
     Overhead,
@@ -95,6 +96,28 @@ def beside_lines(point: Point, least: float = 0.0) -> Iterator[str]:
             yield f"{line}, {pause.wall_share:.1%} of the time" if pause.wall_share else line
 
 
+def goodput_line(goodput: Goodput) -> str:
+    """How much of the time went into steps that counted, and where the rest went, largest first."""
+    seconds = {
+        "waiting for the slowest": goodput.waiting_s,
+        f"steps done twice ({goodput.steps_done_twice})": goodput.done_twice_s,
+        f"start-up (of {goodput.launches})": goodput.start_up_s,
+        "between launches": goodput.between_launches_s,
+        "pauses": goodput.pauses_s,
+        "stalls": goodput.stalls_s,
+        "not explained": goodput.other_s,
+    }
+    parts = sorted(seconds.items(), key=lambda part: -abs(part[1]))
+    rest = ", ".join(
+        f"{name} {s / goodput.wall_s:.1%}" for name, s in parts if abs(s) > NOTABLE_S * goodput.wall_s
+    )
+    unknown = "" if goodput.steps_done_twice is not None else "; whether steps were done twice is unknown"
+    took = format_duration(goodput.wall_s)
+    return f"{goodput.share:.1%} of {took} in {goodput.steps:,} steps that counted; {rest}{unknown}"
+
+
+NOTABLE_S = 0.001
+"""Smaller shares of a training's time are not listed."""
 BETWEEN = "; efficiency, phases and late ranks are those of the steps between"
 
 
@@ -106,10 +129,11 @@ def tokens_line(tokens: TokenBalance, step_ms: Measured | None) -> str:
     line += f"; the rank that has most in its step has {percent(tokens.most_over_mean)} of the mean"
     if tokens.rank is not None:
         line += f"; rank {tokens.rank} has most over all steps, {quantity(tokens.rank_extra)} more than the mean rank"
+    squares = f" and {quantity(tokens.per_square_us, 'us')} a squared one" if tokens.per_square_us else ""
     if tokens.saves_ms is not None:
         return (
-            f"{line}; lateness follows tokens, {quantity(tokens.per_token_us, 'us')} each: balancing them would save "
-            f"{quantity(tokens.saves_ms, 'ms')} of {quantity(step_ms, 'ms')}"
+            f"{line}; lateness follows tokens, {quantity(tokens.per_token_us, 'us')} each{squares}: balancing them "
+            f"would save {quantity(tokens.saves_ms, 'ms')} of {quantity(step_ms, 'ms')}"
         )
     if tokens.per_token_us is not None:
         return f"{line}; a token takes {quantity(tokens.per_token_us, 'us')}, no sure time"

@@ -111,6 +111,8 @@ class Truth:
     tokens_vary: float = 0.0  # standard deviation of their logarithm, for each rank and step by itself
     tokens_even: bool = False  # the same tokens, but those of a step shared out evenly
     token_ns: float = 0.0  # what one takes, a third of it in forward and the rest in backward
+    square_ns: float = 0.0  # and what a squared one takes
+    squares: bool = False  # whether the square of each step's tokens is told
     probe_light_ns: float = 30e3  # the probe's own cost a step, in backward
     probe_detailed_ns: float = 120e3
     block_noise: float = 0.01  # of compute, the same for all ranks of a block
@@ -330,7 +332,8 @@ def train(
     for k in range(steps):
         spent = own * factor[k]
         if tokens is not None:
-            spent[1:3] += tokens[k] * truth.token_ns * pace * np.array([[1 / 3], [2 / 3]])
+            each = tokens[k] * truth.token_ns + tokens[k] ** 2 * truth.square_ns
+            spent[1:3] += each * pace * np.array([[1 / 3], [2 / 3]])
         at[0, k] = now
         at[1:4, k] = now + np.cumsum(spent[:3], axis=0)
         if meets:
@@ -594,7 +597,11 @@ class RankFiles:
                 columns += [end - at[1], at[1], end]
             if track.tokens is not None and block.arm == PROBE:
                 left_out = records.WITHOUT_TOKENS - len(columns)
-                columns += [*[np.zeros_like(track.tokens)] * left_out, track.tokens]
+                nothing = np.zeros_like(track.tokens)
+                columns += [*[nothing] * left_out, track.tokens]
+                if self.truth.squares:
+                    waits = records.WITHOUT_SQUARED - records.WITHOUT_OTHER_WAITS
+                    columns += [*[nothing] * waits, track.tokens**2]
         if block.detailed:
             ready = self.stamps(track.ready, ranks)
             launched = ready if solo else self.stamps(track.launch, ranks)

@@ -2,10 +2,10 @@
 
 A rank's own time in a step is taken as
 
-    own = a (of the rank) + c (of the step) + b x tokens
+    own = a (of the rank) + c (of the step) + b x tokens + d x squared lengths, where these are told
 
-and b, the time a token takes, is fitted by least squares over the steps with phase stamps (`token_rows`). What
-unequal tokens cost is a counterfactual: the step with every rank at the mean of the step's tokens. Late ranks are
+and b and d, the time that a token and a squared one take, are fitted by least squares over the steps with phase stamps.
+What unequal tokens cost is a counterfactual: the step with every rank at the mean of the step's tokens. Late ranks are
 looked for in these steps, so that a rank with more to do is not taken for a slow one.
 
 Where each rank always has the same number there is no telling whether a late rank is slow or has more to do: b is None.
@@ -30,7 +30,7 @@ from scaling.analysis.decompose.light import grids_of
 from scaling.analysis.decompose.quantities import DURATIONS, PHASES, Cycle, TrialRecords
 from scaling.analysis.decompose.stragglers import STEP, Late, late_ranks, latest
 from scaling.analysis.results import Measured, TokenBalance
-from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, student
 from scaling.records.frames import ITS_PART, Frame, few_rounds
 from scaling.settings.schedule import PLAIN, PROBE
 
@@ -63,6 +63,8 @@ class TokenRows:
     """S x R: the steps of each round's detailed block."""
     light: Mapping[Key, Floats] = field(default_factory=dict)
     """S x R: those of its block without details."""
+    shares: tuple[float, float] = (1.0, 0.0)
+    """A token's part of a mean token's time, and a squared one's. Tokens stand for their work, with the same mean."""
 
 
 def read_tokens(step_rows: Frame, n: int) -> TokenRows | None:
@@ -70,13 +72,16 @@ def read_tokens(step_rows: Frame, n: int) -> TokenRows | None:
     if "tokens" not in step_rows.collect_schema().names():
         return None
     told = step_rows.filter((pl.col("arm") == PROBE) & pl.col("tokens").is_not_null()).select(
-        *PLACE, "block", "step", "rank", "detailed", "tokens", *_OWN, ITS_PART
+        *PLACE, "block", "step", "rank", "detailed", "tokens", "squared", *_OWN, ITS_PART
     )
+    shares = _shares(told, n)
+    work = shares[0] * pl.col("tokens") + shares[1] * pl.col("squared")
+    told = told.with_columns(tokens=work, counted="tokens")
     sums: dict[str, dict[Key, float]] = {}
     ranks: list[pl.DataFrame] = []
     grids: dict[bool, dict[Key, Floats]] = {True: {}, False: {}}
     for steps, _ in few_rounds(told, told.clear()):
-        whole = steps.filter(pl.len().over("launch", "block", "step") == n)
+        whole = _whole(steps, n)
         if whole.is_empty():
             continue
         for row in _sums(whole).iter_rows(named=True):
@@ -89,28 +94,76 @@ def read_tokens(step_rows: Frame, n: int) -> TokenRows | None:
             table |= {key: grid["tokens"] for key, grid in grids_of(rows, n, {"tokens": pl.col("tokens")})}
     if not ranks:
         return None
-    return TokenRows(sums=sums, by_rank=pl.concat(ranks), detailed=grids[True], light=grids[False])
+    return TokenRows(
+        sums=sums, by_rank=pl.concat(ranks), detailed=grids[True], light=grids[False], shares=shares
+    )
 
 
 def _sums(steps: pl.DataFrame) -> pl.DataFrame:
     """`TokenRows.sums`, a row a round."""
-    values = pl.col("tokens", *OWN_PHASES).cast(pl.Float64)
-    apart = steps.with_columns(most=pl.col("tokens").max().over("launch", "block", "step"), mean="tokens")
-    apart = apart.with_columns(values - values.mean().over("launch", "block", "step"))
-    columns = pl.col("tokens", *OWN_PHASES)
-    apart = apart.with_columns(columns - columns.mean().over(*PLACE, "rank"))
+    most = pl.col("tokens").max().over("launch", "block", "step")
+    apart = _apart(steps.with_columns(most=most), "tokens", *OWN_PHASES)
     products = {
         with_phase(phase): (pl.col("tokens") * pl.col(phase)).sum().cast(pl.Float64) for phase in OWN_PHASES
     }
     return apart.group_by(*PLACE).agg(
         (pl.col("tokens") ** 2).sum().alias(XX),
         pl.len().cast(pl.Float64).alias(COUNT),
-        pl.col("mean").mean().alias(MEAN),
+        pl.col("counted").mean().alias(MEAN),
         pl.col("most").mean().alias(MOST),
         **products,
     )
 
 
+def _whole(steps: pl.DataFrame, n: int) -> pl.DataFrame:
+    """The steps that all ranks recorded."""
+    return steps.filter(pl.len().over("launch", "block", "step") == n)
+
+
+def _apart(steps: pl.DataFrame, *names: str) -> pl.DataFrame:
+    """Columns less their mean over the ranks of a step, and then less each rank's mean over the round."""
+    for over in (("launch", "block", "step"), (*PLACE, "rank")):
+        values = pl.col(names).cast(pl.Float64)
+        steps = steps.with_columns(values - values.mean().over(*over))
+    return steps
+
+
+def _shares(told: Frame, n: int) -> tuple[float, float]:
+    """`TokenRows.shares`, by least squares over tokens and squares together; (1, 0): squares have no sure effect.
+
+    The error of a squared token's time is the jackknife's over rounds.
+    """
+    rows = [np.zeros((0, 7))]
+    x, y, t = pl.col("tokens"), pl.col("squared"), pl.col("took")
+    for steps, _ in few_rounds(told, told.clear()):
+        took = sum((pl.col(phase) for phase in OWN_PHASES), pl.lit(0))
+        whole = _whole(steps, n).with_columns(took=took, mean="tokens", mean_squared="squared")
+        products = {
+            f"{k}": (a * b).sum() for k, (a, b) in enumerate(((x, x), (x, y), (y, y), (x, t), (y, t)))
+        }
+        sums = _apart(whole, "tokens", "squared", "took").group_by(*PLACE, maintain_order=True)
+        of_rounds = sums.agg(**products, mean=pl.col("mean").sum(), mean_squared=pl.col("mean_squared").sum())
+        rows.append(of_rounds.drop(*PLACE).to_numpy())
+    rounds = np.concatenate(rows)
+    total, count = rounds.sum(axis=0), len(rounds)
+    if count < SQUARE_ROUNDS or not total[6] or total[1] ** 2 > COLLINEAR * total[0] * total[2]:
+        return 1.0, 0.0
+
+    def fitted(xx: Floats, xy: Floats, yy: Floats, xt: Floats, yt: Floats, *_: Floats) -> Floats:
+        return np.array([xt * yy - yt * xy, yt * xx - xt * xy]) / (xx * yy - xy**2)
+
+    token, squared = fitted(*total)
+    without = fitted(*(total - rounds).T)[1]
+    error = float(np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum()))
+    whole_token = token + squared * total[6] / total[5]
+    if squared <= student(count - 1, SURE) * error or whole_token <= 0:
+        return 1.0, 0.0
+    return float(token / whole_token), float(squared / whole_token)
+
+
+SQUARE_ROUNDS, COLLINEAR, SURE = 4, 0.9999, 0.999
+"""Rounds from which on squares are looked at; a squared correlation with tokens beyond which they are the same; the
+level at which their effect has to be above 0."""
 VARIES = 0.01
 """Tokens that differ by a smaller fraction of their mean count as equal."""
 US = 1e-3
@@ -221,14 +274,15 @@ def balance(records: TrialRecords, rounds: Rounds) -> TokenBalance | None:
     per_step, most = rounds.ratio(MEAN), rounds.ratio(lambda m: m[MOST] / m[MEAN])
     if per_step is None or most is None:
         return None
-    per_token = _per_token(rounds)
+    per_token, square = _per_token(rounds), records.tokens.shares[1]
     rank, extra = _fullest(records, records.tokens, rounds)
     return TokenBalance(
         per_step=per_step,
         most_over_mean=most,
         rank=rank,
         rank_extra=extra,
-        per_token_us=per_token and per_token * US,
+        per_token_us=per_token and per_token * (US * records.tokens.shares[0]),
+        per_square_us=per_token * (US * square) if per_token and square else None,
         saves_ms=rounds.measure(lambda m: share(m) * m[PLAIN], scale=MS) if EVENED in rounds else None,
     )
 

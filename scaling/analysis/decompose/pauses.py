@@ -138,9 +138,7 @@ def disturbed(tables: Tables, plan: Plan) -> pl.DataFrame:
 
 def _groups(tables: Tables, plan: Plan) -> Iterator[_Group]:
     """Known events by kind, and grids of all, launch by launch."""
-    rounds = in_memory(tables.blocks.group_by("launch").agg(pl.col("round").max()))
-    measure = plan.spec.measure
-    ran = {launch: measure.warmup_max + measure.steps * (last + 1) for launch, last in rounds.iter_rows()}
+    ran = steps_by_launch(tables, plan)
     by_launch: dict[int, list[RankFile]] = {}
     for rank in tables.ranks:
         by_launch.setdefault(rank.launch, []).append(rank)
@@ -151,6 +149,14 @@ def _groups(tables: Tables, plan: Plan) -> Iterator[_Group]:
         last = max([ran.get(launch, 0), *(event.step + 1 for events in by_kind.values() for event in events)])
         for kind, events in by_kind.items():
             yield from _of_kind(kind, events, last)
+
+
+def steps_by_launch(tables: Tables, plan: Plan) -> dict[int, int]:
+    """How many steps each launch ran: by its own count, else up to its last recorded round."""
+    rounds = in_memory(tables.blocks.group_by("launch").agg(pl.col("round").max()))
+    measure = plan.spec.measure
+    ran = {launch: measure.warmup_max + measure.steps * (last + 1) for launch, last in rounds.iter_rows()}
+    return ran | {file.launch: file.steps for file in tables.ranks if file.steps}
 
 
 def _of_kind(kind: str, events: list[_Event], steps: int) -> Iterator[_Group]:

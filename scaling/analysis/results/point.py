@@ -86,6 +86,9 @@ class TokenBalance:
     """How many more it has in a step than the mean rank."""
     per_token_us: Measured | None
     """A rank's own time a token; None where the ranks' tokens do not vary enough from step to step to tell."""
+    per_square_us: Measured | None
+    """What a squared token takes beside; None where the squares are not told, or have no sure effect. With it, numbers
+    of tokens but `per_step` are of tokens that take as long."""
     saves_ms: Measured | None
     """What a step would save if each rank had the mean of its tokens; None where they have no sure effect."""
 
@@ -309,6 +312,33 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Where an own loop's time went, over all launches of its folder, by rank 0. The seconds add up to `wall_s`."""
+
+    launches: int
+    steps: int
+    """Steps that counted."""
+    steps_done_twice: int | None
+    """Run again after a restart; None where no optimizer counts its steps."""
+    share: float
+    """What the steps that counted took, as a fraction of `wall_s`."""
+    wall_s: float
+    """From the start of the first process to the last record."""
+    productive_s: float
+    """In steps that counted, without waiting for the slowest rank."""
+    waiting_s: float
+    done_twice_s: float
+    start_up_s: float
+    """From the start of each process to its first recorded step."""
+    between_launches_s: float
+    """From the last record of a launch to the start of the next."""
+    pauses_s: float
+    stalls_s: float
+    other_s: float
+    """What is left: warm-up beyond a usual step, the probe's own writing, long steps that do not come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCost:
     """What samples cost at one world size; each rank counts as one GPU."""
 
@@ -368,6 +398,8 @@ class Point(KeyFigures):
     pauses: tuple[Pause, ...] = ()
     stalls: tuple[Stall, ...] = ()
     """The steps of both are in no other figure."""
+    goodput: Goodput | None = None
+    """Own loops alone."""
     parallel: Degrees | None = None
     loss_by_kind: tuple[LossOfKind, ...] = ()
     """`link_latency` and `link_bandwidth` of `loss`, by kind and phase of the collective that is waited for."""

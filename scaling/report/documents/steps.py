@@ -35,6 +35,7 @@ def efficiency(points: Sequence[Point]) -> Iterator[Section]:
         if p.tokens
     ]
     beside = [f"{text.ranks(p.world_size)}: {line}" for p in points for line in findings.beside_lines(p)]
+    beside += [f"{text.ranks(p.world_size)}: {findings.goodput_line(p.goodput)}" for p in points if p.goodput]
     yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late, *told, *beside)), on=PAGE)
     for point in fallen[:1]:
         if point.loss is not None and point.world_size > 1:
@@ -66,6 +67,8 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
         yield Line(name="tokens", text=findings.tokens_line(point.tokens, point.step_ms))
     for line in findings.beside_lines(point):
         yield Line(name="beside steps", text=f"{line}{findings.BETWEEN}")
+    if point.goodput is not None:
+        yield Line(name="goodput", text=findings.goodput_line(point.goodput))
     if point.loader is not None:
         yield Line(name="batches", text=findings.loader_line(point.loader))
     if point.comm is not None:

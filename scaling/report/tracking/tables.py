@@ -66,6 +66,7 @@ def numbers(point: Point | None) -> Json:
         | named("loss_{}", point.loss)
         | named("straggler_{}", point.straggler)
         | named("tokens_{}", point.tokens)
+        | named("goodput_{}", point.goodput)
         | named("{}", point.overhead)
         | named("{}", point.comm)
         | named("{}", point.memory)
@@ -86,6 +87,8 @@ def tables(analysis: Analysis) -> Json:
         "hosts": _table([_host_row(h) for h in slowest(analysis.hosts, ON_PAGE)]),
         "ranks": _table(_rank_rows(analysis.ranks)),
         "slowest_ranks": _table(_slowest_rows(analysis.ranks)),
+        "pauses": _table([spread(named("{}", pause)) for p in analysis.points for pause in p.pauses]),
+        "stalls": _table([spread(named("{}", stall)) for p in analysis.points for stall in p.stalls]),
         "inference": _table([_case_row(analysis, r) for r in analysis.inference]),
         "strategies": _table(
             [

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import random
 import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from scaling.settings.schedule import PLAIN, PROBE
 from scaling.settings.topology import Topology
 from scaling.version import __version__
 from scaling.worker.accelerator import cuda
+from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.probe.agreement import FIRST_SLOT, Agreement, Clocks
 from scaling.worker.probe.followed import Followed
@@ -168,6 +171,25 @@ def _tf32(precision: str, device: str) -> str:
     return "tf32" if tf32 else precision or "fp32"
 
 
+def steps_before(optimizers: Iterable[torch.optim.Optimizer], steps: int) -> int:
+    """Steps that an optimizer has taken beside the last `steps`, by its own count; -1: it has none on the host."""
+    counts = [state.get("step") for each in optimizers for state in each.state.values()]
+    on_host = [int(c) for c in counts if isinstance(c, int | float) or (torch.is_tensor(c) and c.is_cpu)]
+    return max(0, max(on_host) - steps) if on_host else -1
+
+
+def process_start() -> dict[str, int]:
+    """When this process started; nothing where the kernel does not tell."""
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        ran_ns = int(
+            1e9 * (time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK"))
+        )
+    except (OSError, ValueError, IndexError):
+        return {}
+    return {"process_ns": now_ns() - ran_ns, "process_unix_ns": time.time_ns() - ran_ns}
+
+
 FLUSH_S = 5.0
 
 
@@ -194,6 +216,8 @@ class LoopFile:
         self._clocks, self._phases, self._batch = clocks, phases, batch
         self._samples: Counter[int] = Counter()
         self._recorder: Recorder | None = None
+        self.steps = 0
+        """Steps so far, told before each block."""
         self._waiting: list[ClockRecord | PauseRecord] = []
         """Comparisons of clocks from before the file existed, and pauses since the last round."""
 
@@ -275,7 +299,12 @@ class LoopFile:
         groups: dict[int, Sequence[int]] = {session.world: range(session.world), 1: [session.rank]}
         groups |= self._followed.groups()
         head = session.head(
-            groups, plan=files.encode(plan), cores=cores_of_host(), buckets=self._followed.sizes()
+            groups,
+            plan=files.encode(plan),
+            cores=cores_of_host(),
+            buckets=self._followed.sizes(),
+            steps_before=steps_before(self._phases.optimizers.values(), self.steps),
+            **process_start(),
         )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)
         self._clocks.look(FIRST_SLOT, self._note)  # for a loop that ends within its first round

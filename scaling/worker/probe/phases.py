@@ -151,8 +151,8 @@ class Phases:
         """Host time at which the last forward ended. DDP's ready times count from there."""
         self.forwards = self.samples = 0
         """In this step: calls of forward with gradients, and the first dimensions of their first tensors, summed."""
-        self.tokens = NO_TOKENS
-        """What the loop told of this step's tokens, summed over its micro-steps."""
+        self.tokens, self.squared = NO_TOKENS, 0
+        """What the loop told of this step's tokens and of squared lengths, summed over its micro-steps."""
         self.synced = self.stepped = False
         """Whether this step reduces gradients, and whether an optimizer stepped in it."""
         self.elsewhere = self.astray = 0
@@ -192,14 +192,15 @@ class Phases:
         """Begin a new step."""
         self.marks, self._marking = [], marking
         self.forwards = self.samples = self.elsewhere = 0
-        self.tokens = NO_TOKENS
+        self.tokens, self.squared = NO_TOKENS, 0
         self.synced = self.stepped = False
         self.inside = True
         self._calls = self._backwards = self._last = 0
 
-    def add_tokens(self, count: int) -> None:
-        """So many tokens more in this step."""
+    def add_tokens(self, count: int, squared: int) -> None:
+        """So many tokens more in this step, and so much more of squared lengths."""
         self.tokens = max(self.tokens, 0) + count
+        self.squared += squared
 
     @property
     def unfinished(self) -> bool:

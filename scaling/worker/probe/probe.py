@@ -311,14 +311,15 @@ class Probe:
         self.open()
 
     @_quiet
-    def tokens(self, count: int) -> None:
+    def tokens(self, count: int, squared: int = 0) -> None:
         """Say inside `step()` how many tokens (or samples) this rank's step has, at once or micro-batch by micro-batch.
 
         Where ranks have unequal batches, the report then tells their lateness from that of a slow rank. A number on the
-        host is expected, so that nothing waits for a device.
+        host is expected, so that nothing waits for a device. `squared`: the sum of the squares of the sequences'
+        lengths, with which attention grows.
         """
         if self._on:
-            self._steps.tokens(count)
+            self._steps.tokens(count, squared)
 
     @contextlib.contextmanager
     def pause(self, name: str) -> Iterator[None]:

@@ -202,6 +202,7 @@ class Steps:
 
     def record(self, recorded: RecordedBlock) -> None:
         """Write a whole block."""
+        self._file.steps = self._track.steps
         self._file.block(recorded)
         if self._live is not None:
             self._live.add(recorded.steps)
@@ -233,7 +234,7 @@ class Steps:
             self._track.end(failed=failed)
             self.pauses.since(now_ns())
 
-    def tokens(self, given: Any) -> None:
+    def tokens(self, given: Any, squared: Any = 0) -> None:
         """So many tokens more in the step that runs; what is no such number is said once and left out."""
         if self.aside:
             return
@@ -241,7 +242,7 @@ class Steps:
             self._say("tokens() is called inside step(); what is told outside of it is left out")
             return
         try:
-            self._phases.add_tokens(as_count(given))
+            self._phases.add_tokens(as_count(given), as_count(squared))
         except ValueError as error:
             self._say(f"tokens() is left out: {error}")
 

@@ -40,6 +40,7 @@ class _Row:
     taken: Taken
     tokens: int
     """How many this rank's step had; NO_TOKENS where the loop told none."""
+    squared: int
 
 
 @dataclass(slots=True)
@@ -141,7 +142,8 @@ class Track:
             if block.waits is not None:
                 both = [*(taken.waits or ()), *block.waits.take()]
                 taken = taken._replace(waits=both, waits_behind=taken.waits is None or taken.waits_behind)
-            block.rows.append(_Row(self._begin, self._since, self._phases.marks, taken, self._phases.tokens))
+            told = self._phases.tokens, self._phases.squared
+            block.rows.append(_Row(self._begin, self._since, self._phases.marks, taken, *told))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
         over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
         if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
@@ -250,7 +252,7 @@ class Track:
             if step is None:
                 self.blind += 1
                 return None
-            steps.append(step._replace(tokens=row.tokens))
+            steps.append(step._replace(tokens=row.tokens, squared=row.squared))
             if planned.detailed and not self._withheld:
                 done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
                 known = [one._replace(done_ns=_done(one, step)) for one in done]

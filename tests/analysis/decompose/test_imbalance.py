@@ -147,3 +147,30 @@ def test_tokens_a_second_are_those_of_all_ranks(unequal):
 def test_records_that_are_read_from_files_say_the_same(loop, varying, unequal, monkeypatch):
     monkeypatch.setattr(frames, "STEP_ROWS", 60)
     assert loop(varying).points[0].tokens == unequal.points[0].tokens
+
+
+SQUARE_NS = 10.0
+
+
+@pytest.mark.parametrize(("token_ns", "square_ns"), [(TOKEN_NS, SQUARE_NS), (0.0, 2 * SQUARE_NS)])
+def test_the_time_of_a_token_and_of_a_squared_one(loop, varying, token_ns, square_ns):
+    (point,) = loop(replace(varying, token_ns=token_ns, square_ns=square_ns, squares=True)).points
+    assert point.tokens.per_token_us.value == pytest.approx(token_ns / 1e3, rel=0.05, abs=1)
+    assert point.tokens.per_square_us.value == pytest.approx(square_ns / 1e3, rel=0.05)
+    assert point.tokens.per_step.value == pytest.approx(875, rel=0.03)  # as told
+
+
+def test_balancing_work_saves_what_squares_take_too(loop, varying):
+    squared = replace(varying, square_ns=SQUARE_NS, squares=True)
+    told, untold = (loop(replace(squared, squares=squares)).points[0] for squares in (True, False))
+    assert untold.tokens.per_square_us is None
+    assert told.tokens.saves_ms.value > untold.tokens.saves_ms.value
+    assert told.loss.imbalance.half_width < untold.loss.imbalance.half_width
+    assert told.straggler is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_straight_work_does_not_get_a_square(loop, varying, seed):
+    (point,) = loop(replace(varying, squares=True, seed=seed)).points
+    assert point.tokens.per_square_us is None
+    assert point.tokens.per_token_us.value == pytest.approx(TOKEN_NS / 1e3, rel=0.05)

@@ -18,9 +18,12 @@ SCRIPT = Path(__file__).with_name("uneven_ranks.py")
 RANKS = 2
 
 
-def really_us(ranks, rounds):
-    """What a token took in the steps with phase stamps, by what the loop noted, less the means of rounds and steps."""
-    products = squares = 0.0
+def really_us(ranks, rounds, name="told"):
+    """What a token, and a squared one, took in the steps with phase stamps, by what the loop noted.
+
+    Each round less the means of its steps and of its ranks, as the analysis does it.
+    """
+    apart = []
     for number in rounds:
         steps = [
             step
@@ -29,27 +32,41 @@ def really_us(ranks, rounds):
             for step in range(block.first, block.first + block.steps)
         ]
         tokens, took = (
-            np.array([[rank["told"][name][step] for step in steps] for rank in ranks])
-            for name in ("tokens", "took_s")
+            np.array([[rank[name][key][step] for step in steps] for rank in ranks], dtype=float)
+            for key in ("tokens", "took_s")
         )
-        tokens, took = (
-            each - each.mean(axis=0) - each.mean(axis=1, keepdims=True) + each.mean()
-            for each in (tokens, took)
+        terms = (tokens, tokens**2, took) if name == "squared" else (tokens, took)
+        apart.append(
+            [
+                (each - each.mean(axis=0) - each.mean(axis=1, keepdims=True) + each.mean()).ravel()
+                for each in terms
+            ]
         )
-        products += (tokens * took).sum()
-        squares += (tokens**2).sum()
-    return 1e6 * products / squares
+    *work, took = np.concatenate(apart, axis=1)
+    return 1e6 * np.linalg.lstsq(np.array(work).T, took, rcond=None)[0]
 
 
 def test_a_token_takes_what_the_loop_itself_noted(ranks, found):
     """To 3 %, or on a busy machine to the number's own interval."""
     (point,) = found("told").points
-    per_token, really = point.tokens.per_token_us, really_us(ranks, range(16))
+    per_token, (really,) = point.tokens.per_token_us, really_us(ranks, range(16))
     assert per_token.surely_above(really / 2)
     assert per_token.value == pytest.approx(really, abs=max(0.03 * really, per_token.half_width))
     assert point.tokens.rank == 1
     assert point.tokens.rank_extra.value == pytest.approx(200, rel=0.5)
     assert point.straggler is None
+
+
+def test_a_token_and_a_squared_one_take_what_the_loop_noted(ranks, found):
+    (point,) = found("squared").points
+    taken = point.tokens.per_token_us.value, point.tokens.per_square_us.value
+    really = really_us(ranks, range(16), "squared")
+    for count in (1500, 4500):  # the two terms make up for each other, more so on a busy machine
+        steps = [token * count + square * count**2 for token, square in (taken, really)]
+        assert steps[0] == pytest.approx(steps[1], rel=0.05)
+    assert taken[1] == pytest.approx(really[1], rel=0.2)
+    (straight,) = found("told").points
+    assert straight.tokens.per_square_us is None
 
 
 def test_imbalance_is_its_cause(found):

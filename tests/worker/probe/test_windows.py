@@ -73,7 +73,9 @@ class Loop:
         self.blocks = {}
         self.entered: list[int] = []
         self.left: list[int] = []
-        phases = SimpleNamespace(forwards=1, marks=[], tokens=NO_TOKENS, forward_end_ns=0, begin=self.mark)
+        phases = SimpleNamespace(
+            forwards=1, marks=[], tokens=NO_TOKENS, squared=0, forward_end_ns=0, begin=self.mark
+        )
         self.phases = phases
         device = SimpleNamespace(clock=self.clock, type="cpu")
         self.track = Track(phases, lambda _detailed: None, device, self.sink)

@@ -21,8 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 
-STEPS = {"told": 165, "untold": 45}
+STEPS = {"told": 165, "untold": 45, "squared": 165}
 """Sixteen rounds, or four, behind the warm-up."""
+SQUARE_S = {"squared": 6e-9}
+"""What a squared token takes in the steps of one of them."""
 TOKEN_S = 20e-6
 LEAST, MOST = (300, 700), (2300, 2700)
 """Tokens of a step, by rank."""
@@ -31,20 +33,21 @@ LEAST, MOST = (300, 700), (2300, 2700)
 class Reader(torch.nn.Module):
     """Takes so long a token."""
 
-    def __init__(self) -> None:
+    def __init__(self, square_s: float) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(64, 64)
+        self.layer, self.square_s = torch.nn.Linear(64, 64), square_s
 
     def forward(self, inputs: torch.Tensor, tokens: int) -> torch.Tensor:
-        time.sleep(tokens * TOKEN_S)
+        time.sleep(tokens * TOKEN_S + tokens**2 * self.square_s)
         return self.layer(inputs)
 
 
-def train(rank: int, folder: Path, steps: int, *, tell: bool) -> dict[str, Any]:
-    ddp = DistributedDataParallel(Reader())
+def train(rank: int, folder: Path, steps: int, *, tell: bool, square_s: float) -> dict[str, Any]:
+    ddp = DistributedDataParallel(Reader(square_s))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)
-    told = torch.randint(LEAST[rank], MOST[rank], (steps,), generator=generator).tolist()
+    most = 2 * MOST[rank] if square_s else MOST[rank]  # a wide range tells the two apart
+    told = torch.randint(LEAST[rank], most, (steps,), generator=generator).tolist()
     took_s, said = [], io.StringIO()
     with contextlib.redirect_stderr(said), Probe(ddp, run_dir=folder) as probe:
         if not tell:
@@ -55,7 +58,7 @@ def train(rank: int, folder: Path, steps: int, *, tell: bool) -> dict[str, Any]:
             with probe.step():
                 if tell:  # as micro-batches would
                     probe.tokens(tokens // 3)
-                    probe.tokens(tokens - tokens // 3)
+                    probe.tokens(tokens - tokens // 3, squared=tokens**2 if square_s else 0)
                 loss = ddp(torch.ones(8, 64), tokens).square().mean()
                 before = time.perf_counter()
                 loss.backward()
@@ -72,7 +75,10 @@ def main(rank: int, store: str, folder: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    result = {name: train(rank, folder / name, STEPS[name], tell=name == "told") for name in STEPS}
+    result = {
+        name: train(rank, folder / name, STEPS[name], tell=name != "untold", square_s=SQUARE_S.get(name, 0.0))
+        for name in STEPS
+    }
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(result))
