@@ -21,7 +21,9 @@ from scaling.config.topology import to_env
 from scaling.errors import InputError
 from scaling.launchers.jobs import create, plan_request
 from scaling.launchers.slurm import queue
+from scaling.records import baselines
 from scaling.records.paths import RunFolder, require_own
+from scaling.records.run import read_plan
 from scaling.settings.environment import is_secret
 
 ROOT = Path(scaling.__file__).parent
@@ -221,6 +223,15 @@ def test_a_run_behind_a_link_of_another_user_is_not_acted_on(verb, run, tmp_path
     os.chown(theirs, 12345, 12345, follow_symlinks=False)
     for link in (theirs, mine, run.path / "../mine"):
         refused(capsys, ACTING[verb](str(link)), f"{theirs}: belongs to another user")
+
+
+def test_what_a_link_in_a_run_leads_to_is_not_copied_into_a_baseline(run, tmp_path):
+    (tmp_path / "key").write_text("a secret")
+    run.config.unlink()
+    run.config.symlink_to(tmp_path / "key")
+    kept = baselines.keep("main", run, read_plan(run), tmp_path / "baselines")
+    assert not kept.config.exists()
+    assert kept.plan.is_file()
 
 
 @pytest.mark.parametrize("job", ["--user=me", "1 2", "$(id)", "", "1;2"])

@@ -64,7 +64,7 @@ def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFold
     if launches.described is not None:
         copies.append((launches.described.folder.env(0), part.launch(0).env(0)))
     for source, copy in copies:
-        if source.is_file():
+        if source.is_file() and not source.is_symlink():  # it may lead out of the run
             shutil.copy(source, copy)
     now = dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="microseconds")
     machine, work = _machine(launches), _work(plan)

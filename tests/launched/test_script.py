@@ -87,6 +87,31 @@ def test_a_script_that_fails_at_one_size_is_said_in_one_line_and_not_launched_ag
     assert "only world size 1 was measured" in done.stderr
 
 
+ODD = {
+    "prints": ("for _ in range(65):\n    print('x' * 2**20)\n", "no Probe was opened"),
+    "removes": (
+        "import os, shutil\nshutil.rmtree(os.path.dirname(os.environ['SCALING_RUN_DIR']))\n",
+        "was removed while odd.py ran",
+    ),
+    "pipe": (
+        "import os\nplace = os.environ['SCALING_RUN_DIR'] + '/launches/0'\n"
+        "os.makedirs(place)\nos.mkfifo(place + '/rank-0.jsonl')\n",
+        "nothing was measured",
+    ),
+}
+"""Scripts that leave nothing to read, and what is said of them."""
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_script_that_leaves_nothing_to_read_is_said_in_a_line(scaling, tmp_path, kind):
+    text, said = ODD[kind]
+    (tmp_path / "odd.py").write_text(text)
+    done = scaling("launch", *SIZES, "run_dir=run", "odd.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ctrl_c_ends_everything_and_keeps_what_was_measured(tmp_path):
     run = start_scaling(
         "launch", *SIZES, "run_dir=run", str(SCRIPTS / "probed.py"), "--steps", "100000", cwd=tmp_path

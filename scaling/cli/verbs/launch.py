@@ -19,7 +19,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import check_folder, plan_request
 from scaling.launchers.launcher import describe
 from scaling.launchers.script import ScriptEnd, command_of, run_script
-from scaling.reading import read_tail, read_text
+from scaling.reading import RefusedError, read_tail, read_text
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
 from scaling.records.run import STARTED_SCHEMA, ScriptLaunch, Started
@@ -108,6 +108,8 @@ def _launched(
         before = _rank_files(folder, n)
         ended = _launch(plan, folder, index, n, program, limit_s, fresh)
         took_s = time.monotonic() - begin
+        if not folder.path.is_dir():
+            raise ScalingError(f"{folder.path}: was removed while {name} ran; nothing of it is left")
         nothing = ended.status == "done" and _rank_files(folder, n) == before
         if nothing:
             ended = dataclasses.replace(
@@ -168,7 +170,15 @@ STEPS_BYTES = 2**24
 def _rank_files(folder: RunFolder, n: int) -> set[Path]:
     """The ranks' files that have a step without stamps, which alone count as steps."""
     files = folder.at_size(n).path.glob("launches/*/rank-*.jsonl")
-    return {path for path in files if PLAIN_STEPS in read_tail(path, STEPS_BYTES)}
+    return {path for path in files if PLAIN_STEPS in _end_of(path)}
+
+
+def _end_of(path: Path) -> bytes:
+    """The end of a file that the script may have replaced or removed; nothing where it is none."""
+    try:
+        return read_tail(path, STEPS_BYTES)
+    except (OSError, RefusedError):
+        return b""
 
 
 def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
@@ -181,7 +191,7 @@ def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
     if any(folder.path.glob("ranks-*/launches/*/rank-*.jsonl")):
         return "the training ended before a round of steps was whole; train for more steps (60 or more)"
     logs = folder.log(index)
-    texts = [read_text(p, strict=False) for p in sorted(logs.path.glob("*.txt"))]
+    texts = [_end_of(path).decode(errors="replace") for path in sorted(logs.path.glob("*.txt"))]
     messages = [line for text in texts for line in text.splitlines() if "scaling: Probe: " in line]
     if messages:
         return messages[-1].partition("scaling: Probe: ")[2]

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.settings.parallel import OWN, PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.guard import guarded
+from scaling.worker.parallel.guard import guarded, raise_from_signal
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
 
@@ -51,9 +51,12 @@ class AnyLoop:
     @property
     def module(self) -> torch.nn.Module:
         """The user's own module: without an engine or a wrapper around it."""
-        inner = self._module
+        inner, known = self._module, {id(self._module)}
         while isinstance(within := getattr(inner, "module", None), torch.nn.Module):
+            if id(within) in known:  # a model without a wrapper that names itself
+                break
             inner = within
+            known.add(id(inner))
         return inner
 
     @property
@@ -177,8 +180,12 @@ class Outermost:
         if self._passes():
             return
         self._depth += 1
-        if self._depth == 1 and torch.is_grad_enabled() and any(_trained(module)):
-            self._seen[module] = None
+        if self._depth == 1 and torch.is_grad_enabled():
+            try:
+                if any(_trained(module)):
+                    self._seen[module] = None
+            except Exception as error:  # noqa: BLE001  # its `parameters` are its own, so it cannot be followed
+                raise_from_signal(error)
 
     def _after(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if not self._passes():

@@ -271,6 +271,8 @@ class ShardedModel:
 def follow(model: Any) -> Followed:
     """How a probe sees a model. What torch.compile made of one is one as well. InputError where it is no model."""
     inner = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, torch.nn.Module):  # a `__getattr__` that has an answer to every name
+        inner = model
     if isinstance(inner, DistributedDataParallel):
         return WrappedModel(inner, compiled=inner is not model)
     if isinstance(inner, FSDPModule) and not (sharded := ShardedModel(inner)).refused():

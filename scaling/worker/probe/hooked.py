@@ -19,6 +19,8 @@ import functools
 import os
 import runpy
 import sys
+import traceback
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -160,6 +162,21 @@ def _no_ranks_of_its_own(*_args: Any, **_named: Any) -> None:
     )
 
 
+def _names_of(error: BaseException) -> dict[str, Any]:
+    """What a script that ended by an error had defined."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals is not globals() and frame.f_globals.get("__name__") == "__main__":
+            return dict(frame.f_globals)
+    return {}
+
+
+def _leave_main(names: dict[str, Any]) -> None:
+    """Let threads of the script that still run, and its exit handlers, find its classes where pickle asks for them."""
+    main = types.ModuleType("__main__")
+    vars(main).update(names)
+    sys.modules["__main__"] = main
+
+
 def main() -> None:
     """Run the script, or the module behind `-m`, that the command line names as if it had been started itself."""
     sys.argv = sys.argv[1:]
@@ -177,12 +194,14 @@ def main() -> None:
     with hooked.installed():
         try:
             if module:
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
+                names = runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(script, run_name="__main__")
+                names = runpy.run_path(script, run_name="__main__")
         except BaseException as error:
+            _leave_main(_names_of(error))
             hooked.close(error)
             raise
+        _leave_main(names)
         hooked.close(None)
 
 

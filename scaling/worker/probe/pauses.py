@@ -185,13 +185,22 @@ class Pauses:
                 self._saving(getattr(result, "upload_completion", result))
             return result
 
-        setattr(place, name, ours)
-        self._undo.callback(lambda: setattr(place, name, inner) if getattr(place, name) is ours else None)
+        # Pickle asks for a function where it was defined, so that has to be this one, too.
+        home = sys.modules.get(inner.__module__)
+        for each in {place, home} if getattr(home, name, None) is inner else {place}:
+            setattr(each, name, ours)
+            self._undo.callback(_put_back, each, name, ours, inner)
 
     def _saving(self, future: Any) -> None:
         save = [now_ns(), 0]
         self._saves.append(save)
         future.add_done_callback(lambda _done: save.__setitem__(1, now_ns()))
+
+
+def _put_back(place: Any, name: str, ours: Any, inner: Any) -> None:
+    """The function that was there before, unless another has replaced ours since."""
+    if getattr(place, name) is ours:
+        setattr(place, name, inner)
 
 
 def retries_of(device: torch.device) -> Callable[[], int]:

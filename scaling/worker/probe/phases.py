@@ -105,6 +105,11 @@ class _Fetches:
 _NOT_THE_LOOP = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 
+_LOOKS = frozenset(("locals", "vars"))
+_HELD_HERE = 3
+"""References to a frame's copy of its variables that nobody else holds: the frame's, ours, and the count's own."""
+
+
 def _variables() -> tuple[int, list[torch.Tensor]]:
     """The function that has called torch, and the tensors among its variables."""
     frame: Any = sys._getframe(1)  # noqa: SLF001
@@ -112,11 +117,19 @@ def _variables() -> tuple[int, list[torch.Tensor]]:
         frame = frame.f_back
     if frame is None:
         return 0, []
+    in_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if in_function and not _LOOKS.isdisjoint(frame.f_code.co_names):
+        return id(frame), []  # what `locals()` gave to it would change, in Python before 3.13
     variables = frame.f_locals
-    tensors = [v for v in list(variables.values()) if isinstance(v, torch.Tensor)]
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(variables, dict):
-        variables.clear()  # a copy, which would keep them alive; younger Python makes none
-    return id(frame), tensors
+    # Only by its type: to ask an object for its class may load what it stands for.
+    tensors = {name: v for name, v in list(variables.items()) if issubclass(type(v), torch.Tensor)}
+    if in_function and isinstance(variables, dict):  # a copy, which would keep them alive
+        if sys.getrefcount(variables) == _HELD_HERE:
+            variables.clear()
+        else:  # others look at this copy, too
+            for name in tensors:
+                del variables[name]
+    return id(frame), list(tensors.values())
 
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute

@@ -153,3 +153,20 @@ def test_a_failing_script_ends_in_its_own_frames(tmp_path, text, frames):
     assert said == alone.stderr
     own = [line for line in said.splitlines() if str(script) in line]
     assert [int(line.partition("line ")[2].partition(",")[0]) for line in own] == frames
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)"])
+def test_a_thread_that_outlives_the_script_saves_its_model(tmp_path, end):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, threading, time, torch\n"
+        "class Own(torch.nn.Linear): ...\n"
+        "def save():\n"
+        "    threading.main_thread().join()\n"
+        "    torch.save(Own(2, 2), 'model.pt')\n"
+        f"threading.Thread(target=save).start()\n{end}\n"
+    )
+    command = [sys.executable, "-m", "scaling.worker.probe.hooked", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "PicklingError" not in done.stderr
+    assert (tmp_path / "model.pt").stat().st_size > 1000

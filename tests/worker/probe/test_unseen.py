@@ -9,8 +9,10 @@ import contextlib
 import copy
 import functools
 import gc
+import inspect
 import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -141,6 +143,10 @@ def outputs(model):
         return [len(saved(model(torch.ones(2, 8)))), [str(one.message) for one in told]]
 
 
+def pickled_functions(_model):
+    return [pickle.dumps(f) for f in (torch.save, torch.distributed.checkpoint.save)]
+
+
 CASES = {
     "deepcopy": deep_copy,
     "average": average,
@@ -152,6 +158,7 @@ CASES = {
     "fork": loader("fork"),
     "spawn": loader("spawn"),
     "outputs": outputs,
+    "pickled": pickled_functions,
 }
 
 
@@ -337,6 +344,107 @@ def test_an_odd_name_and_an_odd_batch_end_no_training(tmp_path, capsys):
         with Probe(model, **({"run_dir": tmp_path / str(number)} | given)) as probe:
             trained(model, step=probe.step)
     assert "\x1b" not in capsys.readouterr().err
+
+
+def held(frame):
+    return frame.f_locals
+
+
+def by_itself(run_dir):
+    model, rate = DistributedDataParallel(net()), 0.01
+    known = locals()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with Probe(model, run_dir=run_dir) as probe:
+        for _ in range(STEPS):
+            with probe.step():
+                model(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
+    return known
+
+
+def by_another(run_dir):
+    model, rate = DistributedDataParallel(net()), 0.01
+    known = held(inspect.currentframe())
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with Probe(model, run_dir=run_dir) as probe:
+        for _ in range(STEPS):
+            with probe.step():
+                model(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
+    return known
+
+
+@pytest.mark.parametrize("loop", [by_itself, by_another])
+def test_what_a_loop_noted_of_its_own_variables_stays(loop, tmp_path):
+    assert loop(tmp_path / "run")["rate"] == 0.01
+    assert (tmp_path / "run/launches/0/rank-0.jsonl").exists()
+
+
+def test_an_object_that_stands_for_another_is_not_asked_what_it_is(tmp_path):
+    asked = []
+
+    class Lazy:
+        @property
+        def __class__(self):
+            asked.append(1)
+            return int
+
+    model, lazy = DistributedDataParallel(net()), Lazy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        for _ in range(STEPS):
+            with probe.step():
+                model(torch.ones(2, 8)).sum().backward()
+                optimizer.step()
+    assert not asked
+    del lazy
+
+
+class NamesItself(torch.nn.Linear):
+    """Is called as a wrapper of a model is, with or without one."""
+
+    @property
+    def module(self):
+        return self
+
+
+class AnswersEverything(torch.nn.Linear):
+    """Has an answer to every name that torch does not know."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ("weight", "bias"):  # torch asks whether they are taken
+                raise
+            return "an answer"
+
+
+class HasGroups(torch.nn.Linear):
+    """Gives its optimizer groups in place of parameters."""
+
+    def parameters(self, recurse=True):
+        return [{"params": list(super().parameters(recurse))}]
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["given", "found"])
+@pytest.mark.parametrize("kind", [NamesItself, AnswersEverything, HasGroups])
+def test_an_odd_model_trains_on(kind, found, tmp_path):
+    def losses(probed):
+        torch.manual_seed(0)
+        model = kind(8, 2)
+        optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.01)
+        given = None if found else model
+        with Probe(given, run_dir=tmp_path / "run") if probed else contextlib.nullcontext() as probe:
+            for _ in range(STEPS):
+                with probe.step() if probe else contextlib.nullcontext():
+                    loss = model(torch.ones(4, 8)).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                yield loss.item()
+
+    assert list(losses(True)) == list(losses(False))
 
 
 @pytest.mark.slow  # some hundred trainings
