@@ -29,7 +29,7 @@ LIMITS = {
     "report": (0, 0),
     "settings": (0, 0),
     "traces": (0, 0),
-    "worker": (80, 0),
+    "worker": (0, 0),
 }
 """Room -> (vague names that it binds, docstrings that begin with "Of " or "The same")."""
 

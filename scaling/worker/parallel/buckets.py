@@ -56,39 +56,39 @@ class Buckets:
         """
         if self._key == 1:
             return []
-        ours = [one for one in seen if one.group.group_name == self._name]
-        own = [one for one in ours if one.kind == _ALL_REDUCE and one.bytes]
+        ours = [call for call in seen if call.group.group_name == self._name]
+        reductions = [call for call in ours if call.kind == _ALL_REDUCE and call.bytes]
         if not self._hooked:
-            own = self._in_order(own)
-        _wait_for_callbacks(own)
-        known = {id(one) for one in (*own, *(one for one in ours if one.kind == _BROADCAST))}
-        others = [one for one in seen if id(one) not in known and one.bytes]
-        buckets = [one.row(seq, self._key, unit=one.unit) for seq, one in enumerate(own)]
-        return [*_by_bucket(buckets, ready), *self._others(others, len(own))]
+            reductions = self._in_order(reductions)
+        _wait_for_callbacks(reductions)
+        ids = {id(call) for call in (*reductions, *(call for call in ours if call.kind == _BROADCAST))}
+        others = [call for call in seen if id(call) not in ids and call.bytes]
+        buckets = [call.row(seq, self._key, unit=call.unit) for seq, call in enumerate(reductions)]
+        return [*_by_bucket(buckets, ready), *self._others(others, len(reductions))]
 
     def _others(self, others: Sequence[Seen], first: int) -> list[CollectiveRow]:
-        rows = (one.row(seq, self._key, phase=_OTHER) for seq, one in enumerate(others, first))
+        rows = (call.row(seq, self._key, phase=_OTHER) for seq, call in enumerate(others, first))
         return [
             row._replace(bytes=max(1, row.bytes), ready_ns=0, done_ns=row.done_ns or row.launch_ns)
             for row in rows
         ]
 
     def _in_order(self, seen: Sequence[Seen]) -> list[Seen]:
-        found = self._matching(seen)
-        if not found or len(found) % len(self._sizes):  # DDP has made its buckets anew
+        matches = self._matching(seen)
+        if not matches or len(matches) % len(self._sizes):  # DDP has made its buckets anew
             ddp = self._ddp()
             self._sizes = [] if ddp is None else bucket_bytes(ddp)
-            found = self._matching(seen)
-        for place, one in enumerate(found):
-            one.unit = place % len(self._sizes)
-        return found
+            matches = self._matching(seen)
+        for place, call in enumerate(matches):
+            call.unit = place % len(self._sizes)
+        return matches
 
     def _matching(self, seen: Sequence[Seen]) -> list[Seen]:
-        found: list[Seen] = []
-        for one in seen if self._sizes else ():
-            if one.bytes == self._sizes[len(found) % len(self._sizes)] and one.dtype in self._types:
-                found.append(one)
-        return found
+        matches: list[Seen] = []
+        for call in seen if self._sizes else ():
+            if call.bytes == self._sizes[len(matches) % len(self._sizes)] and call.dtype in self._types:
+                matches.append(call)
+        return matches
 
 
 class BucketDetail:
@@ -160,5 +160,5 @@ def _by_bucket(rows: Sequence[CollectiveRow], ready: Sequence[int]) -> Iterator[
 def _wait_for_callbacks(seen: Sequence[Seen]) -> None:
     """Backward has returned, so these are done; on the host a thread may still be about to say so."""
     until = time.monotonic() + _CALLBACK_S
-    while any(one.called and not one.done for one in seen) and time.monotonic() < until:
+    while any(call.called and not call.done for call in seen) and time.monotonic() < until:
         time.sleep(0)

@@ -175,18 +175,18 @@ def reduce_scatter(
         return
     n, mine = dist.get_world_size(group), dist.get_rank(group)
     with around or contextlib.nullcontext():
-        own = whole.cpu().view(n, -1)  # messages are of the host's memory
-        received = torch.empty_like(own)
+        parts = whole.cpu().view(n, -1)  # messages are of the host's memory
+        received = torch.empty_like(parts)
 
         def begin() -> Exchange:
             for gather in list(_gathers.pop(group.group_name, ())):
                 gather.wait()
             others = [rank for rank in range(n) if rank != mine]
-            begun = exchange({r: received[r] for r in others}, {r: own[r] for r in others}, group)
-            received[mine] = own[mine]
+            begun = exchange({r: received[r] for r in others}, {r: parts[r] for r in others}, group)
+            received[mine] = parts[mine]
             return begun
 
-        _begin("reduce_scatter", begin, group, own, waits=True)
+        _begin("reduce_scatter", begin, group, parts, waits=True)
     torch.sum(received.to(whole.device), dim=0, out=output.view(-1))
     if mean:
         output.div_(n)

@@ -28,16 +28,16 @@ def share_bytes(
         return tensor.nbytes // max(1, tensor.shape[0]) * rows
 
     parameters = list(module.parameters())
-    found = {
+    sizes = {
         "parameters": sum(map(part, parameters)) + sum(b.nbytes for b in module.buffers()),
         "gradients": sum(part(p) for p in parameters if p.requires_grad),
     }
     states = [state for p in parameters if (state := optimizer.state.get(p))]
     if len(states) == sum(p.requires_grad for p in parameters):
-        found["optimizer"] = sum(
+        sizes["optimizer"] = sum(
             part(v) for state in states for v in state.values() if isinstance(v, torch.Tensor)
         )
-    return found
+    return sizes
 
 
 def unsharded_bytes(units: Sequence[int], fsdp: Fsdp, *, root: bool) -> int:

@@ -143,14 +143,17 @@ class Watch:
         contexts = {id(group.comm_ctx): group.comm_ctx for group in self._groups}.values()
         names = ("all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
         return [
-            getattr(one, name) for one in contexts for name in names if not self._host and hasattr(one, name)
+            getattr(context, name)
+            for context in contexts
+            for name in names
+            if not self._host and hasattr(context, name)
         ]
 
     def take(self) -> tuple[list[Wait], list[Mark]]:
         """The windows and the marks since the last call."""
         self._weighs = False
-        found, self.waits, self.marks = (self.waits, self.marks), [], []
-        return found
+        stamped, self.waits, self.marks = (self.waits, self.marks), [], []
+        return stamped
 
     @contextlib.contextmanager
     def on(self, tap: Tap | None = None) -> Iterator[None]:
@@ -171,8 +174,8 @@ class Watch:
             for group in self._groups:
                 for name in _REPLACED:
                     delattr(group, name)
-            for one in calls:
-                one.put_back()
+            for call in calls:
+                call.put_back()
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[None]:
@@ -196,27 +199,27 @@ class Watch:
         return work
 
     @contextlib.contextmanager
-    def _of(self, unit: int, phase: int) -> Iterator[list[Seen]]:
+    def _collectives_of(self, unit: int, phase: int) -> Iterator[list[Seen]]:
         """Collectives inside belong to a unit; they are in the list once it ends."""
         tap = self._tap
-        found: list[Seen] = []
+        inside: list[Seen] = []
         if tap is None:
-            yield found
+            yield inside
             return
         before, place = (tap.unit, tap.phase), tap.count
         tap.unit, tap.phase = unit, phase
         try:
-            yield found
+            yield inside
         finally:
             tap.unit, tap.phase = before
-            found += tap.since(place)
+            inside += tap.since(place)
 
     def _unshard(self, inner: Any, group: Any, unit: int, async_op: bool = False) -> None:
         if group._all_gather_result is not None or group.is_unsharded:  # noqa: SLF001
             inner(async_op)
             return
         at = self._launching(group, async_op)
-        with self._of(unit, _phase(group)) as seen:
+        with self._collectives_of(unit, _phase(group)) as seen:
             inner(async_op)
         if group._all_gather_result is not None:  # noqa: SLF001
             self._launched[unit] = at
@@ -259,7 +262,7 @@ class Watch:
         if not self._host and group.reduce_grads:
             self._wait_for_buffer(group)
         at = self._since = self._stamp()
-        with self._of(unit, BACKWARD) as seen:
+        with self._collectives_of(unit, BACKWARD) as seen:
             inner(*unused)
         if group.reduce_grads and self._host:  # the call itself was the wait
             self.marks.append(Mark(True, BACKWARD, unit, at, at))
@@ -285,7 +288,7 @@ class Watch:
             begin = self._stamp()
             for event in events:
                 group.device_handle.current_stream().wait_event(event)
-            self._waited(BACKWARD, begin, [one for one in self._reduced if one.wait == 0])
+            self._waited(BACKWARD, begin, [call for call in self._reduced if call.wait == 0])
             self._reduced = []
             self._reduced_by(begin, self._turns)
         inner()
@@ -298,8 +301,8 @@ class Watch:
     def _waited(self, phase: int, begin: int, seen: Sequence[Seen]) -> None:
         end = self._stamp()
         self.waits.append(Wait(phase, begin, end))
-        for one in seen:
-            one.wait, one.resume = begin, end
+        for call in seen:
+            call.wait, call.resume = begin, end
 
 
 def _on_unit(method: Callable[..., Any], group: Any, unit: int) -> Callable[..., Any]:
@@ -309,10 +312,10 @@ def _on_unit(method: Callable[..., Any], group: Any, unit: int) -> Callable[...,
 
 def _gathered_bytes(group: Any) -> int:
     """Memory of a unit's gathered parameters, and of the buffer into which they are being gathered."""
-    outputs = [one for p in group.fsdp_params for one in p.all_gather_outputs]
+    outputs = [tensor for p in group.fsdp_params for tensor in p.all_gather_outputs]
     result = group._all_gather_result  # noqa: SLF001
     outputs += [result.all_gather_output] if result is not None else []
-    return sum(one.untyped_storage().size() for one in outputs)
+    return sum(tensor.untyped_storage().size() for tensor in outputs)
 
 
 def _phase(group: Any) -> int:

@@ -51,14 +51,14 @@ def make_groups(
         return dist.new_group(list(ranks), timeout=timeout, backend=over)
 
     solo = [new((r,), backend) for r in range(world)][rank]
-    found = {1: Group(key=1, ranks=(rank,), control=None, data=solo)}
+    joined = {1: Group(key=1, ranks=(rank,), control=None, data=solo)}
     for key, groups in sorted(parts.items()):
         for ranks in groups if key != 1 else ():
             group = Group(key=key, ranks=ranks, control=new(ranks, "gloo"), data=new(ranks, backend))
             if rank in ranks:
-                found[key] = group
-                gather_in_rings(group.data, [host_of(one) for one in ranks])
-    return found
+                joined[key] = group
+                gather_in_rings(group.data, [host_of(member) for member in ranks])
+    return joined
 
 
 def free(groups: dict[int, Group], key: int) -> None:

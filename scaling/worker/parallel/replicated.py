@@ -67,32 +67,32 @@ class InlineProbe:
             yield functools.partial(self._take, take)
 
     def _take(self, take: Take | None, forward_end_ns: int) -> Taken:
-        found = self._waits.take()
-        waits = [Wait(one.phase, one.launch, one.done) for one in found]
+        calls = self._waits.take()
+        waits = [Wait(call.phase, call.launch, call.done) for call in calls]
         if take is None:
             return Taken(None, waits, waits_behind=True)
         sent = take(forward_end_ns).collectives or []
-        own = [one.waited_row(0, self._key, phase=one.phase, unit=self._count) for one in found]
-        rows = _in_order([*own, *_units(sent, self._count)])
+        inline = [call.waited_row(0, self._key, phase=call.phase, unit=self._count) for call in calls]
+        rows = _in_order([*inline, *_units(sent, self._count)])
         self.wire = self._messages(rows)
         return Taken(rows, waits, waits_behind=True)
 
     def _messages(self, rows: Sequence[CollectiveRow]) -> list[Message]:
         """What a step sends: buffers at its begin, and behind each reduction of all buckets but the last."""
-        found: list[Message] = []
+        messages: list[Message] = []
         due, reduced = self._buffers_bytes > 0, 0
         for row in rows:
             if due:
-                found.append(Message(_BROADCAST, self._buffers_bytes))
-            found.append(Message(row.kind, row.bytes))
+                messages.append(Message(_BROADCAST, self._buffers_bytes))
+            messages.append(Message(row.kind, row.bytes))
             first = row.unit < self._count and row.ready_ns != 0  # of a bucket's messages
             reduced += first
             due = first and self._buffers_bytes > 0 and reduced % self._count == 0
-        return found
+        return messages
 
     def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
         """The rows with the broadcasts of buffers, and with where the rank waits for its buckets."""
-        known = [
+        complete = [
             row._replace(wait_ns=_behind(row, edges), resume_ns=row.done_ns)
             if 0 <= row.unit < self._count
             else row
@@ -100,13 +100,13 @@ class InlineProbe:
         ]
         ddp = self._ddp()
         sent = () if ddp is None else broadcast_rows(ddp, edges.broadcasts, 0)
-        known += [
+        complete += [
             row._replace(
                 ready_ns=row.launch_ns, unit=self._count + 1, wait_ns=row.launch_ns, resume_ns=row.done_ns
             )
             for row in sent
         ]
-        return _in_order(known)
+        return _in_order(complete)
 
     def discard(self) -> None:
         """Forget the steps so far."""
@@ -136,14 +136,14 @@ def _units(rows: Sequence[CollectiveRow], count: int) -> list[CollectiveRow]:
     Further messages of a hook are of the bucket before them. Rows that name no bucket are in the order of buckets.
     """
     named, place = any(row.unit >= 0 for row in rows), -1
-    found: list[CollectiveRow] = []
+    numbered: list[CollectiveRow] = []
     for row in rows:
         if row.phase == _OTHER:
-            found.append(row)
+            numbered.append(row)
             continue
         place = row.unit if row.unit >= 0 else place if named else (place + 1) % count
-        found.append(row._replace(unit=place))
-    return found
+        numbered.append(row._replace(unit=place))
+    return numbered
 
 
 def _in_order(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
@@ -187,9 +187,9 @@ class Replicas:
 
     def computed(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
         """All of the model; gradients that are no views of their buckets lie beside them."""
-        found = share_bytes(self._whole, optimizer, 1, 0)
-        found["gradients"] *= 1 if self._views else 2
-        return found
+        sizes = share_bytes(self._whole, optimizer, 1, 0)
+        sizes["gradients"] *= 1 if self._views else 2
+        return sizes
 
 
 class Replicated:
@@ -248,10 +248,10 @@ class Replicated:
 
     def bytes(self) -> dict[str, int]:
         """Every rank holds everything. Gradients that are no views of their buckets lie beside them."""
-        held = held_bytes(self.module, self.optimizer)
+        sizes = held_bytes(self.module, self.optimizer)
         if not self._ddp.gradient_as_bucket_view:
-            held["gradients"] += sum(self.buckets)
-        return held
+            sizes["gradients"] += sum(self.buckets)
+        return sizes
 
 
 class _Solo:

@@ -62,7 +62,7 @@ class Parts:
 
     def of_all_tokens(self, parameter: torch.Tensor) -> torch.Tensor:
         """A parameter that every rank uses for its part of the tokens; its gradient is added up over ranks."""
-        return _passed(parameter, lambda one: one.view_as(one), self.summed)  # type: ignore[no-any-return]
+        return _passed(parameter, lambda tensor: tensor.view_as(tensor), self.summed)  # type: ignore[no-any-return]
 
     def split(self, whole: torch.Tensor) -> torch.Tensor:
         """(n, tokens, ...) to (n, ceil(tokens / ranks), ...)."""
@@ -168,7 +168,7 @@ def region_of(module: nn.Module, plan: Mapping[str, ParallelStyle], blocks: Sequ
             f"parallel.sequence=true: {type(module).__name__} repeats no block; a language model, a ViT, or a Workload "
             "with a sequence_plan is expected"
         )
-    inside = tuple(f"{one}." for one in within)
+    inside = tuple(f"{name}." for name in within)
     outside = [name for name in plan if not name.startswith(inside)]
     vocabulary = [name for name in outside if not getattr(plan[name], "use_local_output", True)]
     if outside != vocabulary or len(vocabulary) > 1:
@@ -203,15 +203,15 @@ def divide_sequence(
 
 def _whole_within(module: nn.Module, plan: Mapping[str, ParallelStyle], region: Region) -> list[nn.Module]:
     """Modules that every rank has whole and calls with its part of the tokens: in blocks, and up to a last layer."""
-    inside, behind = tuple(f"{one}." for one in region.blocks), False
-    found = []
+    inside, behind = tuple(f"{name}." for name in region.blocks), False
+    whole = []
     for name, part in module.named_modules():
         behind = region.last is not None and (behind or name.startswith(inside[-1]))
         if name == region.last:
             break
         if (name.startswith(inside) or behind) and name not in plan:
-            found.append(part)
-    return found
+            whole.append(part)
+    return whole
 
 
 def _first(change: Any) -> Any:

@@ -121,20 +121,20 @@ class Shards:
         if mesh.tensor > 1:  # torch's styles decide which of its tensors are divided
             return {}
         place = self._groups[self._n].ranks.index(dist.get_rank()) % mesh.shard
-        found = share_bytes(whole, optimizer, mesh.shard, place)
+        shares = share_bytes(whole, optimizer, mesh.shard, place)
         inner = [list(whole.get_submodule(name).parameters()) for name in self._names]
         theirs = {p for unit in inner for p in unit}
         units = [[p for p in whole.parameters() if p not in theirs], *inner]
         wire = 2 if self._spec.precision in HALF else None
         sizes = [sum(p.numel() * (wire or p.element_size()) for p in unit) for unit in units]
-        found["unsharded"] = unsharded_bytes(sizes, self._spec.fsdp, root=True) if mesh.shard > 1 else 0
-        return found
+        shares["unsharded"] = unsharded_bytes(sizes, self._spec.fsdp, root=True) if mesh.shard > 1 else 0
+        return shares
 
     def _others(self) -> dict[tuple[int, ...], int]:
         """Keys of the communicators that torch makes by itself, by their ranks."""
         ranks = self._groups[self._n].ranks
-        made = self._spec.parallel.mesh(self._n).made_by_torch(dist.get_rank(), self._spec.fsdp)
-        return {tuple(ranks[r] for r in members): key for key, members in made.items()}
+        by_key = self._spec.parallel.mesh(self._n).made_by_torch(dist.get_rank(), self._spec.fsdp)
+        return {tuple(ranks[r] for r in members): key for key, members in by_key.items()}
 
     def _mesh(self, degrees: Mesh) -> tuple[DeviceMesh, dict[str, int]]:
         """The mesh, and the records' key of each communicator by its group's name."""

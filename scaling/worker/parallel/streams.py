@@ -58,8 +58,8 @@ def find(groups: Iterable[Any], device: Accelerator) -> None:
     A group whose stream is not found on one of its ranks has none on any of them.
     """
     for group in groups:
-        known = group.group_name in Tap.streams or dist.get_world_size(group) == 1
-        if not known and backend_of(group, device.type) not in HOST_BACKENDS:
+        settled = group.group_name in Tap.streams or dist.get_world_size(group) == 1
+        if not settled and backend_of(group, device.type) not in HOST_BACKENDS:
             Tap.streams[group.group_name] = stream_of(group, device)
 
 

@@ -67,8 +67,8 @@ class Seen:
     resume: int = 0
     """It went on."""
 
-    def row(self, seq: int, key: int, **known: int) -> CollectiveRow:
-        """Its row on the communicator `key`, ready when it was launched; `known`: what else is known of it."""
+    def row(self, seq: int, key: int, **fields: int) -> CollectiveRow:
+        """Its row on the communicator `key`, ready when it was launched; `fields`: its other fields."""
         return CollectiveRow(
             seq,
             self.kind,
@@ -79,7 +79,7 @@ class Seen:
             self.done or self.resume,
             enqueue_ns=self.enqueue_ns,
             start_ns=self.start,
-            **known,
+            **fields,
         )
 
     def waited_row(self, seq: int, key: int, *, phase: int, unit: int) -> CollectiveRow:
@@ -195,7 +195,7 @@ class Tap:
 
     def waited_for(self, result: int) -> Seen | None:
         """The latest collective with its result at this address that nobody has waited for; None: there is none."""
-        return next((one for one in reversed(self._seen) if one.result == result and not one.wait), None)
+        return next((call for call in reversed(self._seen) if call.result == result and not call.wait), None)
 
     def _kernel(self, operator: Any, kind: int, sized_by: int) -> Callable[..., Any]:
         names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001

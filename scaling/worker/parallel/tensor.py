@@ -59,18 +59,18 @@ def divide(workload: Workload, module: nn.Module, mesh: DeviceMesh, *, sequence:
     `sequence`: what lies between divided layers is divided by tokens. InputError names what cannot be divided.
     """
     _unfuse(module, mesh.size())
-    own = workload.sequence_plan if sequence else workload.tensor_plan
-    if sequence and workload.tensor_plan and not own:
+    workload_plan = workload.sequence_plan if sequence else workload.tensor_plan
+    if sequence and workload.tensor_plan and not workload_plan:
         raise InputError(
             "parallel.sequence=true: the Workload has a tensor_plan and no sequence_plan, which is expected"
         )
-    plan = dict(own or auto_plan(module))
+    plan = dict(workload_plan or auto_plan(module))
     _check_heads(module, mesh.size())
     for name, style in plan.items():
         _check(name, module.get_submodule(name), style, mesh.size())
     loss = any(not getattr(style, "use_local_output", True) for style in plan.values())
     region = None
-    if sequence and not own:
+    if sequence and not workload_plan:
         region = region_of(module, plan, _same_blocks(workload, module) or repeated(module))
     parallelize_module(module, mesh, with_parts(plan) if region else plan, src_data_rank=None)
     if region:
@@ -94,8 +94,8 @@ class _SharedInput:
 
     def __init__(self, mesh: DeviceMesh, layers: int) -> None:
         self._mesh, self._layers = mesh, layers
-        self._made: DTensor | None = None
-        self._of: torch.Tensor | None = None
+        self._shared: DTensor | None = None
+        self._rows: torch.Tensor | None = None
         self._left = 0
         """Layers that have yet to take it; then nothing is kept."""
 
@@ -103,13 +103,13 @@ class _SharedInput:
         rows = inputs[0]
         if isinstance(rows, DTensor):
             return inputs
-        if self._of is not rows or self._made is None:
-            made = DTensor.from_local(rows, self._mesh, (Replicate(),), run_check=False)
-            self._of, self._made, self._left = rows, made, self._layers
-        made, self._left = self._made, self._left - 1
+        if self._rows is not rows or self._shared is None:
+            shared = DTensor.from_local(rows, self._mesh, (Replicate(),), run_check=False)
+            self._rows, self._shared, self._left = rows, shared, self._layers
+        shared, self._left = self._shared, self._left - 1
         if not self._left:
-            self._of = self._made = None
-        return (made, *inputs[1:])
+            self._rows = self._shared = None
+        return (shared, *inputs[1:])
 
 
 def _share_inputs(module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]) -> None:
@@ -153,8 +153,8 @@ def _check_among(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> None:
 
     It sees a rank's own heads alone, so its gradient would be a part of the whole one.
     """
-    known = {name for name in plan if COLUMNS.fullmatch(name)}
-    for parent in {name.rpartition(".")[0] for name in known}:
+    columns = {name for name in plan if COLUMNS.fullmatch(name)}
+    for parent in {name.rpartition(".")[0] for name in columns}:
         for child, part in module.get_submodule(parent).named_children():
             name = f"{parent}.{child}" if parent else child
             if name not in plan and any(True for _ in part.parameters()):
@@ -166,13 +166,13 @@ def _check_among(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> None:
 
 def _check_rest(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> None:
     """InputError where most of a model, but for its embeddings, would be computed by every rank."""
-    held = {
+    sizes = {
         name: sum(p.numel() for p in part.parameters(recurse=False))
         for name, part in module.named_modules()
         if not isinstance(part, nn.Embedding) and not VOCABULARY.fullmatch(name)
     }
-    divided = sum(size for name, size in held.items() if name in plan)
-    rest = {name: size for name, size in held.items() if name not in plan}
+    divided = sum(size for name, size in sizes.items() if name in plan)
+    rest = {name: size for name, size in sizes.items() if name not in plan}
     if sum(rest.values()) > divided:
         largest = max(rest, key=lambda name: rest[name])
         raise InputError(
@@ -226,10 +226,10 @@ def _unfuse(module: nn.Module, degree: int) -> None:
 def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
     """A Linear layer of a weight (inputs, outputs) as Conv1D has it."""
     inputs, outputs = weight.shape
-    made = nn.Linear(inputs, outputs, device="meta")
-    made.weight = nn.Parameter(weight.detach().t().contiguous(), requires_grad=weight.requires_grad)
-    made.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
-    return made
+    layer = nn.Linear(inputs, outputs, device="meta")
+    layer.weight = nn.Parameter(weight.detach().t().contiguous(), requires_grad=weight.requires_grad)
+    layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
+    return layer
 
 
 def _check_heads(module: nn.Module, degree: int) -> None:

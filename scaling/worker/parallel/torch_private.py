@@ -99,15 +99,17 @@ def shard_fused_sgd() -> None:
     """
     from torch.distributed.tensor._ops import _pointwise_ops  # noqa: PLC0415
 
-    known: Any = _pointwise_ops
+    pointwise: Any = _pointwise_ops
     packets: Any = (torch.ops.aten._fused_sgd_, torch.ops.aten._fused_adagrad_)
     for packet in packets:
         for operator in (getattr(packet, name) for name in packet.overloads()):
-            if hasattr(known, "_register_single_dim_pointwise"):
-                known._register_single_dim_pointwise(operator)  # noqa: SLF001
-            elif hasattr(known, "list_pointwise_strategy"):  # torch 2.11
-                schema = known.RuntimeSchemaInfo(needs_pytree=True)
-                known.register_op_strategy(operator, schema_info=schema)(known.list_pointwise_strategy)
+            if hasattr(pointwise, "_register_single_dim_pointwise"):
+                pointwise._register_single_dim_pointwise(operator)  # noqa: SLF001
+            elif hasattr(pointwise, "list_pointwise_strategy"):  # torch 2.11
+                schema = pointwise.RuntimeSchemaInfo(needs_pytree=True)
+                pointwise.register_op_strategy(operator, schema_info=schema)(
+                    pointwise.list_pointwise_strategy
+                )
 
 
 def reduces_alone(info: Any) -> Any:
@@ -135,5 +137,5 @@ def last_reductions(group: Any) -> list[Any]:
     """
     if hasattr(group.comm_ctx, "_last_post_reduce_events"):
         return list(group.comm_ctx._last_post_reduce_events.values())  # noqa: SLF001
-    own = group._post_reduce_event  # noqa: SLF001
-    return [] if own is None else [own]
+    event = group._post_reduce_event  # noqa: SLF001
+    return [] if event is None else [event]

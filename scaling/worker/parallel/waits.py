@@ -244,8 +244,8 @@ class FunctionalWaits:
 
     def take(self) -> list[Wait]:
         """The windows since the last call."""
-        found, self.waits = self.waits, []
-        return found
+        windows, self.waits = self.waits, []
+        return windows
 
     def _kernel(self, tap: Tap | None) -> Callable[..., Any]:
         operator, stamp = torch.ops._c10d_functional.wait_tensor.default, self._stamp  # noqa: SLF001
@@ -316,8 +316,8 @@ class Norms:
 
         A rank's means, inverse deviations and count in forward; in backward two sums a channel.
         """
-        gathered = {(_GATHER, ranks * (2 * one.num_features + 1)) for one in self._layers}
-        return frozenset(gathered | {(_REDUCE, 2 * one.num_features) for one in self._layers})
+        gathered = {(_GATHER, ranks * (2 * layer.num_features + 1)) for layer in self._layers}
+        return frozenset(gathered | {(_REDUCE, 2 * layer.num_features) for layer in self._layers})
 
 
 class InlineWaits:
@@ -327,12 +327,12 @@ class InlineWaits:
         """`tap`: one that is open meanwhile, and is not to note what is stamped here."""
         self._group, self._stamp, self._tap = group, stamp, tap
         self._sent = norms.sent(dist.get_world_size(group))
-        self._found: list[Seen] = []
+        self._stamped: list[Seen] = []
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Inside, torch.distributed's functions stamp such calls. They are put back afterwards."""
-        self._found = []
+        self._stamped = []
         before = {name: getattr(dist, name) for name in _CALLS if hasattr(dist, name)}
         for name, call in before.items():
             setattr(dist, name, around(call, functools.partial(self._call, KINDS.index(_CALLS[name]))))
@@ -344,8 +344,8 @@ class InlineWaits:
 
     def take(self) -> list[Seen]:
         """What was stamped since the last call, in order."""
-        found, self._found = self._found, []
-        return found
+        stamped, self._stamped = self._stamped, []
+        return stamped
 
     def _call(self, kind: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         group = args[2] if len(args) > 2 else named.get("group")
@@ -368,7 +368,7 @@ class InlineWaits:
             answer = call(*args, **named)
         seen.wait, seen.done = seen.launch, self._stamp()
         seen.resume = seen.done
-        self._found.append(seen)
+        self._stamped.append(seen)
         return answer
 
 

@@ -84,13 +84,13 @@ class Agreement:
         The store outlives a process group, and may hold keys of an earlier probe over the same ranks. So each rank
         asks with a word of its own, and rank 0 answers that word: an old question gets an answer that nobody reads.
         """
-        own = uuid.uuid4().hex
+        question = uuid.uuid4().hex
         if self.rank == 0:
-            self.store = dist.PrefixStore(own, self._met)  # type: ignore[attr-defined]
-            self._answer(own)
+            self.store = dist.PrefixStore(question, self._met)  # type: ignore[attr-defined]
+            self._answer(question)
         else:
-            self._met.set(f"asked/{self.rank}", own)
-            word = self._heard(self._met, f"answer/{own}")
+            self._met.set(f"asked/{self.rank}", question)
+            word = self._heard(self._met, f"answer/{question}")
             self.store = dist.PrefixStore(word, self._met)  # type: ignore[attr-defined]
             self._met.set(f"came/{word}/{self.rank}", "")
 
@@ -120,7 +120,7 @@ class Agreement:
         if self.rank:
             return []
         deadline = dt.datetime.now(tz=dt.timezone.utc) + self._wait
-        found = []
+        answers = []
         for rank in range(self.world):
             left = deadline - dt.datetime.now(tz=dt.timezone.utc)
             try:
@@ -129,14 +129,14 @@ class Agreement:
                 raise ScalingError(
                     f"rank {rank} of {self.world} did not answer within {self._wait.seconds} s"
                 ) from None
-            found.append(json.loads(self.store.get(f"{key}/{rank}")))
-        return found
+            answers.append(json.loads(self.store.get(f"{key}/{rank}")))
+        return answers
 
-    def hear(self, key: str, said: Any = None) -> Any:
-        """The value that rank 0 passed as `said`."""
+    def hear(self, key: str, answer: Any = None) -> Any:
+        """The value that rank 0 passed as `answer`."""
         if self.rank == 0:
-            self.store.set(key, json.dumps(said))
-            return said
+            self.store.set(key, json.dumps(answer))
+            return answer
         return json.loads(self._heard(self.store, key))
 
     def _heard(self, store: Any, key: str) -> str:
@@ -152,10 +152,10 @@ class Agreement:
         decision: dict[str, Any] = {}
         try:
             self.meet()
-            there = self.gather("there", [[os.uname().nodename, _network()], _kernel()])
+            places = self.gather("there", [[os.uname().nodename, _network()], _kernel()])
             if self.rank == 0:
                 hosts, kernels = (
-                    _numbered([map(str, x) for x in column]) for column in zip(*there, strict=True)
+                    _numbered([map(str, x) for x in column]) for column in zip(*places, strict=True)
                 )
                 decision = {"hosts": hosts, "kernels": kernels, **_place(asked)}
         except ScalingError as error:
@@ -171,12 +171,12 @@ class Agreement:
             raise ScalingError(decision["error"])
         self.hosts, self.kernels = decision["hosts"], decision["kernels"]
         self.id, self.created = decision["id"], decision["created"]
-        found = RunFolder(decision["path"]).launch(decision["launch"])
-        wrong = [text for text in self.gather("made", _make(found)) if text]
+        launch = RunFolder(decision["path"]).launch(decision["launch"])
+        wrong = [text for text in self.gather("made", _make(launch)) if text]
         first = self.hear("all made", wrong[0] if wrong else "")
         if first:
             raise ScalingError(first)
-        return found
+        return launch
 
 
 def _numbered(names: Iterable[Iterable[str]]) -> list[int]:
@@ -243,7 +243,7 @@ class Clocks:
     def __init__(self, agreement: Agreement) -> None:
         """Makes a group, as a collective, where there is more than one kernel."""
         self._rank = agreement.rank
-        self._own = agreement.kernels[agreement.rank]
+        self._kernel = agreement.kernels[agreement.rank]
         first = [agreement.kernels.index(k) for k in sorted(set(agreement.kernels))]
         self._leads = agreement.rank in first
         self._ranks = [agreement.members[r] for r in first]
@@ -268,7 +268,7 @@ class Clocks:
             record = compare_clocks(f"slot {slot}", self._me, self._ranks, self._group)
         if self._rank == 0:
             self._store.set(f"clock/{slot}/next", str(self._after(slot)))
-        key = f"clock/{slot}/{self._own}"
+        key = f"clock/{slot}/{self._kernel}"
         if record is not None:
             self._store.set(key, json.dumps(dataclasses.asdict(record)))
         else:

@@ -56,7 +56,7 @@ class State:
         self._gradients = [
             (p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in module.parameters()
         ]
-        self._optimizers = [_Optimizer(one) for one in optimizers]
+        self._optimizers = [_Optimizer(optimizer) for optimizer in optimizers]
         self._stateful = [(x, copy.deepcopy(x.state_dict())) for x in others]
         self._random = _random_state()
 
@@ -291,12 +291,12 @@ class Baseline:
         rows = []
         for begin, end, row in zip(times, times[1:], marks, strict=False):
             at = clock.resolve([token for _, token in row])
-            found = step_row(begin, [(kind, t) for (kind, _), t in zip(row, at, strict=True)], end)
-            if found is None:
+            phases_row = step_row(begin, [(kind, t) for (kind, _), t in zip(row, at, strict=True)], end)
+            if phases_row is None:
                 raise RuntimeError(
                     "no backward through the module that the step was given; it has to use its argument"
                 )
-            rows.append(found)
+            rows.append(phases_row)
         parameters = probe.parameters(times[:-1]) if probe is not None else []
         self._write(rows, collectives, usage, parameters)
 

@@ -141,7 +141,7 @@ class ShardedModel:
 
     def __init__(self, module: FSDPModule) -> None:
         self._module = module
-        self._units = [one for one in module.modules() if isinstance(one, FSDPModule)]  # type: ignore[attr-defined]
+        self._units = [part for part in module.modules() if isinstance(part, FSDPModule)]  # type: ignore[attr-defined]
         self._groups = list({id(g): g for unit in self._units for g in param_groups(unit)}.values())
         self._info: Any = self._groups[0].mesh_info if self._groups else None
         self.members: list[int] = self._info.mesh.mesh.flatten().tolist() if self._info else [0]
@@ -191,8 +191,8 @@ class ShardedModel:
         watch, mesh, place = self._stamped(device), self._mesh, self.members.index(dist.get_rank())
         if mesh.size == 1:
             return UnitProbe(watch, {}, self.sizes(), device, detailed=False)
-        made = mesh.made_by_torch(place, self._fsdp)
-        others = {tuple(self.members[r] for r in ranks): key for key, ranks in made.items()}
+        by_key = mesh.made_by_torch(place, self._fsdp)
+        others = {tuple(self.members[r] for r in ranks): key for key, ranks in by_key.items()}
         return UnitProbe(watch, self._keys(), self.sizes(), device, detailed=detailed, others=others)
 
     def sizes(self) -> list[int]:
@@ -203,8 +203,8 @@ class ShardedModel:
         """The communicators of the mesh's axes, and those that torch made beside them."""
         mesh, place = self._mesh, self.members.index(dist.get_rank())
         axes, keys = mesh.axes(), mesh.keys()
-        own = {keys[axis]: next(g for g in groups if place in g) for axis, groups in axes.items()}
-        return own | mesh.made_by_torch(place, self._fsdp)
+        axis_groups = {keys[axis]: next(g for g in groups if place in g) for axis, groups in axes.items()}
+        return axis_groups | mesh.made_by_torch(place, self._fsdp)
 
     def settings(self) -> dict[str, Any]:
         """The mesh, and how fully_shard was called."""

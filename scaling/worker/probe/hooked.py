@@ -147,11 +147,11 @@ def _of_script(
     trace: TracebackType | None,
 ) -> None:
     """Show an error as if the script had been started itself: from its own first frame on."""
-    own = trace
-    while own is not None and own.tb_frame.f_code.co_filename != script:
-        own = own.tb_next
-    if own is not None or isinstance(error, SyntaxError):  # a script that cannot be read has no frame
-        trace = own
+    start = trace
+    while start is not None and start.tb_frame.f_code.co_filename != script:
+        start = start.tb_next
+    if start is not None or isinstance(error, SyntaxError):  # a script that cannot be read has no frame
+        trace = start
     show(kind, error.with_traceback(trace), trace)
 
 

@@ -82,7 +82,7 @@ class _Fetches:
 
     def __init__(self) -> None:
         self._place = 0
-        self._known: list[weakref.ref[torch.Tensor]] = []
+        self._earlier: list[weakref.ref[torch.Tensor]] = []
         self._new: list[weakref.ref[torch.Tensor]] = []
         self.between = 0
         """How many forwards took such a tensor."""
@@ -92,13 +92,13 @@ class _Fetches:
         given = {id(t) for t in _tensors([*args, *kwargs.values()])}
         self.between += any(id(ref()) in given for ref in self._new)
         self._place, tensors = _variables()
-        self._known, self._new = list(map(weakref.ref, tensors)), []
+        self._earlier, self._new = list(map(weakref.ref, tensors)), []
 
     def before_backward(self) -> None:
         """Look at the tensors that are there now."""
         place, tensors = _variables()
         if place == self._place:
-            before = {id(ref()) for ref in self._known}
+            before = {id(ref()) for ref in self._earlier}
             self._new = [weakref.ref(t) for t in tensors if id(t) not in before]
 
 

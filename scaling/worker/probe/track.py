@@ -37,7 +37,7 @@ class _Row:
     begin: int
     end: int
     marks: Marks
-    taken: Taken
+    comm: Taken
     tokens: int
     """How many this rank's step had; NO_TOKENS where the loop told none."""
     squared: int
@@ -138,12 +138,12 @@ class Track:
             self._since = 0
         else:
             self._since = self._clock.stamp()
-            taken = self._take(self._phases.forward_end_ns)
+            comm = self._take(self._phases.forward_end_ns)
             if block.waits is not None:
-                both = [*(taken.waits or ()), *block.waits.take()]
-                taken = taken._replace(waits=both, waits_behind=taken.waits is None or taken.waits_behind)
+                both = [*(comm.waits or ()), *block.waits.take()]
+                comm = comm._replace(waits=both, waits_behind=comm.waits is None or comm.waits_behind)
             told = self._phases.tokens, self._phases.squared
-            block.rows.append(_Row(self._begin, self._since, self._phases.marks, taken, *told))
+            block.rows.append(_Row(self._begin, self._since, self._phases.marks, comm, *told))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
         over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
         if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
@@ -244,22 +244,22 @@ class Track:
                 steps.append(PlainRow(begin, end))
                 continue
             marks = [(kind, at) for (kind, _), at in zip(row.marks, times, strict=True)]
-            waits = row.taken.waits
+            waits = row.comm.waits
             if waits is not None:
-                waits = [Wait(one.phase, *resolve([one.begin, one.end])) for one in waits]
-            after = self._reduces_behind and row.taken.waits_behind
+                waits = [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in waits]
+            after = self._reduces_behind and row.comm.waits_behind
             step = step_row(begin, marks, end, waits, waits_behind=after) if all(times) else None
             if step is None:
                 self.blind += 1
                 return None
             steps.append(step._replace(tokens=row.tokens, squared=row.squared))
             if planned.detailed and not self._withheld:
-                done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
-                known = [one._replace(done_ns=_done(one, step)) for one in done]
+                done = [resolve_collective(self._clock, call) for call in row.comm.collectives or ()]
+                rows = [call._replace(done_ns=_done(call, step)) for call in done]
                 if block.detail is not None:
                     sent = [(wait.begin, wait.end) for wait in waits or () if wait.phase == BUFFERS]
-                    known = block.detail.all_of(known, Edges(sent, behind(marks)))
-                collectives.append(known)
+                    rows = block.detail.all_of(rows, Edges(sent, behind(marks)))
+                collectives.append(rows)
         record = BlockRecord(
             id=planned.id,
             round=planned.round,
