@@ -51,12 +51,12 @@ class AnyLoop:
     @property
     def module(self) -> torch.nn.Module:
         """The user's own module: without an engine or a wrapper around it."""
-        inner, known = self._module, {id(self._module)}
+        inner, seen = self._module, {id(self._module)}
         while isinstance(within := getattr(inner, "module", None), torch.nn.Module):
-            if id(within) in known:  # a model without a wrapper that names itself
+            if id(within) in seen:  # a model without a wrapper that names itself
                 break
             inner = within
-            known.add(id(inner))
+            seen.add(id(inner))
         return inner
 
     @property
