@@ -86,7 +86,7 @@ class TokenBalance:
     """How many more it has in a step than the mean rank."""
     per_token_us: Measured | None
     """A rank's own time a token; None where the ranks' tokens do not vary enough from step to step to tell."""
-    per_square_us: Measured | None
+    per_square_us: Measured | None = None
     """What a squared token takes beside; None where the squares are not told, or have no sure effect. With it, numbers
     of tokens but `per_step` are of tokens that take as long."""
     saves_ms: Measured | None

@@ -104,6 +104,7 @@ def test_durations_are_sums_over_micro_steps():
         "optimizer_wait_ns": 0,
         "host_wait_ns": 0,
         "tokens": -1,
+        "squared": 0,
     }
     two = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 0, 1205, 0, 0, 0, 0]
     fields = named(two)

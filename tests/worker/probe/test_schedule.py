@@ -84,6 +84,7 @@ def test_the_parts_of_a_step():
         "forward_wait_ns": 0,
         "backward_wait_ns": 0,
         "tokens": -1,
+        "squared": 0,
         "input_wait_ns": 0,
         "optimizer_wait_ns": 0,
         "host_wait_ns": 0,
