@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling import resources
-from scaling.errors import ScalingError
+from scaling.errors import InputError, ScalingError
 from scaling.records.paths import RunFolder
 
 WRITE_BOUND_S = 60.0
@@ -74,7 +74,7 @@ def write(folder: RunFolder, document: dict[str, Any], *, bound_s: float = WRITE
     writing fails, which raises ScalingError or OSError. Nothing else in the folder is touched, since it may hold
     W&B runs of the user.
     """
-    current, before = folder.wandb / "wandb", folder.wandb / ".wandb-before"
+    current, before = _offline_runs(folder), folder.wandb / ".wandb-before"
     ids = [record["id"] for record in document["runs"]]
     data = f"scaling-{ids[-1]}" if ids else ""
     shutil.rmtree(before, ignore_errors=True)
@@ -98,6 +98,14 @@ def write(folder: RunFolder, document: dict[str, Any], *, bound_s: float = WRITE
             path.unlink()
 
 
+def _offline_runs(folder: RunFolder) -> Path:
+    """Where W&B's runs of a run lie. InputError where that leads elsewhere: W&B runs that lie there are another's."""
+    path = folder.wandb / "wandb"
+    if path.is_symlink():
+        raise InputError(f"{path}: is a link; the folder of this run's own W&B runs is expected")
+    return path
+
+
 def _ours(current: Path, ids: Sequence[str], data: str) -> list[Path]:
     """The folders of these runs, and `data`, where tables and files wait for the upload; only those that exist."""
     runs = [path for path in current.glob("offline-run-*") if run_id(path) in ids]
@@ -117,7 +125,7 @@ def _move(paths: Sequence[Path], into: Path) -> None:
 
 def sync(folder: RunFolder, *, ids: Sequence[str] | None = None, bound_s: float = UPLOAD_BOUND_S) -> str:
     """Upload the offline W&B runs of a folder, or those of `ids`, within `bound_s` seconds; says so in one line."""
-    runs = sorted((folder.wandb.resolve() / "wandb").glob("offline-run-*"))
+    runs = sorted(_offline_runs(folder).resolve().glob("offline-run-*"))
     runs = [run for run in runs if ids is None or run_id(run) in ids]
     if not runs:
         raise ScalingError(f"{folder.path}: no W&B runs to upload; tracking=offline and online write them")

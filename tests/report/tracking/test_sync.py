@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.processes import wait_until
 
-from scaling.errors import ScalingError
+from scaling.errors import InputError, ScalingError
 from scaling.records.paths import RunFolder
 from scaling.report.tracking import sync
 from scaling.report.tracking import wandb as report
@@ -191,6 +191,14 @@ def test_online_uploads_none_of_them(log, folder, foreign, wandb_server):
     assert log("online") is None
     assert set(wandb_server.taken) == {f"{STEM}-{name}" for name in ALL}
     assert foreign.items() <= files(folder).items()  # wandb sync leaves its own log beside them
+
+
+def test_wandb_runs_behind_a_link_are_not_uploaded(folder, tmp_path):
+    (tmp_path / "of-another" / "offline-run-20261127_000000-abc").mkdir(parents=True)
+    folder.wandb.mkdir(exist_ok=True)
+    (folder.wandb / "wandb").symlink_to(tmp_path / "of-another")
+    with pytest.raises(InputError, match="is a link; the folder of this run's own W&B runs is expected"):
+        sync.sync(folder)
 
 
 def test_sync_says_why_there_is_nothing_to_do(folder):
