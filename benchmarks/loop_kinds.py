@@ -161,7 +161,11 @@ def _reduced(job: Job, model: nn.Module) -> None:
 
 
 def by_hand(job: Job) -> tuple[Any, Step]:
-    net = job.net()
+    return None, _step_by_hand(job, job.net())
+
+
+def _step_by_hand(job: Job, net: Any) -> Step:
+    """A step after which the loop itself reduces the gradients."""
     optimizer = job.sgd(net)
 
     def step() -> None:
@@ -170,7 +174,7 @@ def by_hand(job: Job) -> tuple[Any, Step]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return None, step
+    return step
 
 
 def waited_later(job: Job) -> tuple[Any, Step]:
@@ -216,15 +220,7 @@ class Expert(Net):
 
 def all_to_all(job: Job) -> tuple[Any, Step]:
     net = Expert(job.nap)
-    optimizer = job.sgd(net)
-
-    def step() -> None:
-        job.backward(net(job.fetch()).square().mean())
-        _reduced(job, net)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return net, step
+    return net, _step_by_hand(job, net)
 
 
 def messages(job: Job) -> tuple[Any, Step]:
