@@ -137,7 +137,7 @@ class BucketDetail:
 
 
 def done_by(rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
-    """The rows, done with backward at the latest: on the host a callback may wait longer for the interpreter."""
+    """The rows, done with backward at the latest: torch wakes who waits for a collective before it calls back."""
     latest = max((whole for _, whole in edges.behind), default=0)
     return [
         row._replace(done_ns=latest) if row.phase != _OTHER and 0 < latest < row.done_ns else row

@@ -20,6 +20,7 @@ from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.parallel.groups import make_groups
+from scaling.worker.parallel.strategy import Edges
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.parallel.waits import broadcasts_stamped, sends_buffers
 
@@ -48,16 +49,19 @@ def step(ddp, inputs):
     return begin, forward_end, now_ns()
 
 
-def rows_of(take, forward_end):
-    return take(forward_end).collectives
-
-
-def observe(wrapper, take, inputs):
-    found = []
+def observe(wrapper, inputs, rows_of):
+    """The last of some steps: begin, end of forward and end, ns, and `rows_of(end of forward, end)`."""
+    steps = []
     for _ in range(STEPS):
         begin, forward_end, end = step(wrapper, inputs)
-        found.append({"begin": begin, "forward_end": forward_end, "end": end, "rows": take(forward_end)})
-    return found[-1]
+        rows = rows_of(forward_end, end)
+        steps.append({"begin": begin, "forward_end": forward_end, "end": end, "rows": rows})
+    return steps[-1]
+
+
+def bucket_rows(detail, take, forward_end, end):
+    """The rows of a step as a block records them: none is done after backward, which waited for all."""
+    return detail.all_of(take(forward_end).collectives, Edges((), [(forward_end, end)]))
 
 
 def buffered(rank, group, inputs):
@@ -108,8 +112,9 @@ def main(rank: int, store: str) -> None:
     for name in ("host", "device"):
         ddp = DistributedDataParallel(model(), process_group=groups[2].data, bucket_cap_mb=1)
         ready = ReadyTimes(ddp).absolute_ns if name == "host" else None
-        with BucketDetail(ddp, Tap(Cpu().clock), ready).taking() as take:
-            result[name] = observe(ddp, functools.partial(rows_of, take), inputs)
+        detail = BucketDetail(ddp, Tap(Cpu().clock), ready)
+        with detail.taking() as take:
+            result[name] = observe(ddp, inputs, functools.partial(bucket_rows, detail, take))
         result[f"{name}_close"] = all(
             torch.allclose(a, p.grad, rtol=1e-5, atol=1e-8)
             for a, p in zip(expected, ddp.parameters(), strict=True)
@@ -123,7 +128,7 @@ def main(rank: int, store: str) -> None:
             for _ in range(
                 5
             ):  # a rank that is taken off its core between DDP's reading and ours reads late by that
-                result[name] = observe(alone, take, inputs)
+                result[name] = observe(alone, inputs, lambda forward_end, _, take=take: take(forward_end))
                 if result[name]["rows"][-1][4] <= result[name]["end"]:
                     break
         result[f"{name}_parameters"] = probe.parameters([result[name]["begin"]])
