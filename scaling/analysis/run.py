@@ -29,7 +29,7 @@ from scaling.analysis.results import (
     Timeline,
 )
 from scaling.errors import InputError, ScalingError
-from scaling.records.check import as_recorded, check_meshes, read_checked
+from scaling.records.check import check_meshes, read_checked
 from scaling.records.checkup import KernelTable, Roofline
 from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
@@ -88,10 +88,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
     status, launches = read_status(folder), Launches(folder, plan)
     plan = dataclasses.replace(plan, content=launches.content or plan.content)
     tables, checks = _inspected(folder, plan, launches)
-    plan, differing = as_recorded(plan, tables)
     check_meshes(plan, folder.plan)
-    if differing:  # it may have other ranks
-        launches = Launches(folder, plan)
     trials = endings(plan, status, tables)
     if tables.empty:
         errors = [*(t.error for t in trials if t.error), *map(str, tables.gaps), "no worker wrote a record"]
@@ -99,7 +96,6 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
     grown = memory.growth(tables.memory, tables.blocks)
     largest = read_largest(folder)
     ending = _ending(plan, tables, launches, status, trials, checks, grown, largest)
-    ending = dataclasses.replace(ending, warnings=(*differing, *ending.warnings))
     runs = of_strategies(tables, plan)
     drawn = timelines(runs[0])
     ran = histories(runs[0], checks.states)

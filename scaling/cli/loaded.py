@@ -28,7 +28,7 @@ from scaling.analysis.results import Analysis, Comparison, Point, Prediction
 from scaling.analysis.run import read_tables
 from scaling.cli.pipeline import read_analysis
 from scaling.errors import InputError
-from scaling.records.check import as_recorded, read_checked
+from scaling.records.check import read_checked
 from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import LATEST, find_run
 from scaling.records.run import read_plan
@@ -157,7 +157,7 @@ def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
     spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
     plan = dataclasses.replace(run.plan, spec=spec)
     tables = read_checked(run.folder, plan)
-    return read_sources(of_strategies(tables, as_recorded(plan, tables)[0])[0])
+    return read_sources(of_strategies(tables, plan)[0])
 
 
 def _has_records(run: Run) -> bool:

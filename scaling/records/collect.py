@@ -20,7 +20,7 @@ from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
 from scaling.records.rank_file import Gap, Rank, RankFile, Stored, read_rank
 from scaling.records.run import Status, read_status
-from scaling.records.steps import Stretch, Window, wholes, windows
+from scaling.records.steps import Stretch
 from scaling.records.tables import EMPTY, Part, Scratch, Tables, scan_parts, scan_rows, write_part, write_rows
 from scaling.settings.plan import Plan
 
@@ -182,7 +182,7 @@ def lacks(file: RankFile, done: Collection[int]) -> list[str]:
         )
     if file.cut_off:
         reasons.append(CUT_OFF)
-    elif file.launch in done and not file.ended:
+    elif file.launch in done and (not file.ended or file.blocks is None):
         reasons.append("left records that end before the launch did")
     return reasons
 
@@ -196,9 +196,7 @@ def other_plan(folder: RunFolder, launch: int, files: Sequence[RankFile]) -> lis
         return []
     if noted <= {now}:
         return []
-    what = (
-        "plan.json has changed since it was measured; what its blocks say themselves is used before the plan"
-    )
+    what = "plan.json has changed since it was measured; what follows from its settings may be wrong"
     return [Gap(launch=launch, what=what)]
 
 
@@ -210,14 +208,14 @@ def _few(names: Sequence[str], most: int = 4) -> str:
 
 PROCESSES_BYTES = 32 << 20
 """From so many bytes of rank files on, about two million rows, other processes read them."""
-STRETCH_BYTES = 10 << 20
-"""What a process reads of them at a time, some 500,000 rows."""
+STRETCH_BYTES = 8 << 20
+"""What a process reads of them at a time, some 400,000 rows (70 MB of columns), or the lines of one block."""
 
 RANKS = 512
 """Ranks whose blocks are in one file."""
 
 R = TypeVar("R")
-_Given = tuple[Mapping[int, Stored], Tables, Callable[[Iterator[Tables]], Any] | None]
+_Given = tuple[Mapping[int, Stored], Tables, Callable[[Tables], Any] | None]
 """What all stretches of a launch need: its files, its ranks, and who looks."""
 
 
@@ -225,8 +223,8 @@ _Given = tuple[Mapping[int, Stored], Tables, Callable[[Iterator[Tables]], Any] |
 class Look(Generic[R]):
     """What looks at all rows while they are read, some blocks of a launch at a time."""
 
-    at: Callable[[Iterator[Tables]], R]
-    """Looks at all rows of whole blocks, in memory, some ranks at a time; it can go to another process."""
+    at: Callable[[Tables], R]
+    """Looks at all rows of whole blocks, in memory; it can go to another process."""
     note: Callable[[R], None]
     """Keeps what was seen."""
 
@@ -260,12 +258,11 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
             gaps += other_plan(folder, launch.index, read.files)
             for name, frame in read.tables.items():
                 whole[name].append(frame)
-            for several in _read_steps(read, scratch.path, look, processes):
-                for piece in several:
-                    parts.append(piece.part)
-                    lost += piece.lost
-                    if look is not None and piece.seen is not None:
-                        look.note(piece.seen)
+            for part, more, seen in _read_steps(read, scratch.path, look, processes):
+                parts.append(part)
+                lost += more
+                if look is not None and seen is not None:
+                    look.note(seen)
         if kept.path is not None:
             kept.path.unlink(missing_ok=True)
     files = {
@@ -289,20 +286,10 @@ def _some_ranks(rows: pl.DataFrame) -> list[pl.DataFrame]:
     return [some for _, some in several]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read(Generic[R]):
-    """A part that was read."""
-
-    part: Part
-    lost: int
-    """Steps that belong to none of its blocks."""
-    seen: R | None
-
-
 def _read_steps(
     read: LaunchRanks, scratch: Path, look: Look[R] | None, processes: Processes
-) -> Iterator[list[_Read[R]]]:
-    """All rows of a launch's steps, written to files a part at a time."""
+) -> Iterator[tuple[Part, int, R | None]]:
+    """All rows of a launch's steps, written to files a stretch at a time: as `_write_stretch` returns them."""
     least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
     here = EMPTY.having({}, ranks=(least_known,) if least_known else ())
     given = (read.stretch.files, here, look.at if look else None)
@@ -314,43 +301,19 @@ def _read_steps(
     yield from processes.each(_write_stretch, tasks)
 
 
-def _write_stretch(given: _Given, stretch: Stretch, scratch: Path, number: int) -> list[_Read[Any]]:
-    """Write the rows of a stretch of blocks to files; `number`: the stretch's in the launch."""
-    files, here, look = given
-    several: list[_Read[Any]] = []
-    for whole in wholes(windows(dataclasses.replace(stretch, files=files))):
-        several.append(_write_blocks(here, whole, look, scratch, (stretch.launch, number, len(several))))
-    return several
+def _write_stretch(given: _Given, stretch: Stretch, scratch: Path, number: int) -> tuple[Part, int, Any]:
+    """The files of a stretch's rows, how many steps belong to none of its blocks, and what was seen of them.
 
-
-def _write_blocks(
-    here: Tables,
-    whole: Iterator[Window],
-    look: Callable[[Iterator[Tables]], R] | None,
-    scratch: Path,
-    numbers: tuple[int, ...],
-) -> _Read[R]:
-    """Write the windows of some whole blocks as the part with these numbers, and look at each while it is in memory.
-
-    `here`: the rank of the launch whose clock is least known, which is all that is asked of the ranks.
+    `given`: its ranks are the one whose clock is least known, which is all that is asked of them. `number`: the
+    stretch's in the launch.
     """
-    blocks, lost, files = list[int](), 0, dict[str, tuple[Path, ...]]()
-
-    def pieces() -> Iterator[Tables]:
-        nonlocal lost
-        for window in whole:
-            written = write_part(window.frames, scratch, *numbers, len(blocks))
-            for name, path in written.items():
-                files[name] = (*files.get(name, ()), path)
-            blocks.extend((window.first, window.last))
-            lost += window.lost
-            yield here.having({name: frame.lazy() for name, frame in window.frames.items()})
-
-    seen = look(pieces()) if look is not None else None
-    for _ in pieces():  # those that nobody looked at
-        pass
-    part = Part(launch=numbers[0], first=min(blocks), last=max(blocks), files=files)
-    return _Read(part=part, lost=lost, seen=seen)
+    files, here, look = given
+    frames, lost = dataclasses.replace(stretch, files=files).read()
+    written = write_part(frames, scratch, stretch.launch, number)
+    first, last = frames["blocks"]["block"][0], frames["blocks"]["block"][-1]
+    part = Part(launch=stretch.launch, first=first, last=last, files=written)
+    seen = None if look is None else look(here.having({name: rows.lazy() for name, rows in frames.items()}))
+    return part, lost, seen
 
 
 def _listed_launches(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder], list[Gap]]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 import polars as pl
 
 from scaling.reading import INT_MAX
-from scaling.records.frames import Frame, in_memory, runs
+from scaling.records.frames import Frame, by_runs, in_memory, in_order
 from scaling.records.tables import Tables
 from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.settings.parallel import OWN
@@ -42,48 +41,42 @@ TOGETHER = (PLAIN, PROBE, VARIANT, TRAINING)
 """Arms in which every step synchronises the ranks of its group."""
 FACTS = ["round", "world_size", "arm", "detailed", "solo_rank", "batch", "lead_in", "steps", "case"]
 """What all ranks record alike of a block."""
-BLOCK, STEP = ["launch", "rank", "block"], ["launch", "rank", "block", "step"]
+BLOCK, STEP = ["launch", "block", "rank"], ["launch", "block", "rank", "step"]
 ALL_REDUCE = KINDS.index("all_reduce")
 SCHEMA = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "arm": pl.String, "why": pl.String}
 
 Broken = Iterator[pl.DataFrame]
-"""Rows with the columns of SCHEMA."""
+"""Rows with the columns of SCHEMA, among others."""
 
 
-def broken_rows(plan: Plan, parts: Iterable[Tables]) -> pl.DataFrame:
+def broken_rows(plan: Plan, part: Tables) -> pl.DataFrame:
     """(launch, rank, block, arm, why) for each rule that a block breaks on a rank.
 
-    `parts`: all rows of whole blocks, some ranks at a time.
+    `part`: all rows of some whole blocks.
     """
-    slack, bound_ns = _slack(plan), 0
-    broken, shared, facts = list[pl.DataFrame](), dict[str, list[pl.DataFrame]](), list[pl.DataFrame]()
-    for part in parts:
-        bound_ns = max([bound_ns, *(file.clock_bound_ns or 0 for file in part.ranks)])
-        blocks, steps = in_memory(part.blocks), in_memory(part.steps)
-        facts.append(blocks.select(*BLOCK, *FACTS))
-        broken += _named(_block_rules(blocks))
-        broken += _named(_step_rules(blocks, steps, plan, slack))
-        synchronised = pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1)
-        # Ranks of an own loop may send to some others alone, or seldom.
-        synchronised &= pl.lit(plan.spec.parallel.name != OWN)
-        times = _together(steps.lazy().filter(synchronised), "begin_ns", "end_ns", pl.lit(-1))
-        shared.setdefault("steps", []).append(times)
-        for name, rows in (("buckets", in_memory(part.buckets)), ("fabric", in_memory(part.fabric))):
-            if rows.height:
-                broken += _named(_collective_rules(steps, rows, slack))
-                joint = (
-                    (pl.col("kind") == ALL_REDUCE)
-                    & (pl.col("world_size") > 1)
-                    & (pl.col("group") == pl.col("world_size"))  # an axis of a mesh joins other ranks
-                    & pl.col("arm").is_in([PROBE, REPLAY, FABRIC])
-                )
-                times = _together(rows.lazy().filter(joint), "launch_ns", "done_ns", pl.col("seq"))
-                shared.setdefault(name, []).append(times)
-    for ranks in shared.values():
-        broken += _named(_apart_in_time(pl.concat(ranks), 2 * bound_ns + ACROSS_NS))
-    if facts:
-        broken += _named(_unlike(pl.concat(facts)))
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *broken])
+    slack = _slack(plan)
+    apart_ns = 2 * max((file.clock_bound_ns or 0 for file in part.ranks), default=0) + ACROSS_NS
+    blocks, steps = in_memory(part.blocks), in_memory(part.steps)
+    synchronised = pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1)
+    # Ranks of an own loop may send to some others alone, or seldom.
+    synchronised &= pl.lit(plan.spec.parallel.name != OWN)
+    joint = (
+        (pl.col("kind") == ALL_REDUCE)
+        & (pl.col("world_size") > 1)
+        & (pl.col("group") == pl.col("world_size"))  # an axis of a mesh joins other ranks
+        & pl.col("arm").is_in([PROBE, REPLAY, FABRIC])
+    )
+    broken = [
+        *_block_rules(blocks),
+        *_step_rules(blocks, steps, plan, slack),
+        *_apart_in_time(steps.filter(synchronised), "begin_ns", "end_ns", pl.lit(-1), apart_ns),
+        *_unlike(blocks),
+    ]
+    for rows in (in_memory(part.buckets), in_memory(part.fabric)):
+        if rows.height:
+            broken += _collective_rules(steps, rows, slack)
+            broken += _apart_in_time(rows.filter(joint), "launch_ns", "done_ns", pl.col("seq"), apart_ns)
+    return _named(broken)
 
 
 def overlapping(plan: Plan, blocks: Frame) -> pl.DataFrame:
@@ -93,8 +86,7 @@ def overlapping(plan: Plan, blocks: Frame) -> pl.DataFrame:
     leads = pl.col("end_ns") > pl.col("begin_ns").shift(-1).over(place) + slack
     ordered = in_memory(blocks.select(*BLOCK, "arm", "begin_ns", "end_ns")).sort(*place, "begin_ns", "block")
     why = "it overlaps with the rank's next block or the one before"
-    broken = _named(_breaking(ordered, {why: follows | leads}))
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *broken])
+    return _named(_breaking(ordered, {why: follows | leads}))
 
 
 def _block_rules(blocks: pl.DataFrame) -> Broken:
@@ -111,17 +103,16 @@ def _block_rules(blocks: pl.DataFrame) -> Broken:
 
 
 def _step_rules(blocks: pl.DataFrame, steps: pl.DataFrame, plan: Plan, slack: int) -> Broken:
-    each = runs(steps, STEP)
-    steps = each.frame
-    of_block = runs(steps, BLOCK)
-    number, begin_ns = steps["step"].to_numpy(), steps["begin_ns"].to_numpy()
-    by_block = of_block.table(
-        rows=of_block.lengths,
-        different=each.inside(of_block),
-        last=of_block.maximum(number),
-        first=of_block.minimum(number),
-        first_ns=of_block.minimum(begin_ns),
-        last_ns=of_block.maximum(steps["end_ns"].to_numpy()),
+    steps = in_order(steps, STEP)
+    by_block = by_runs(
+        steps,
+        BLOCK,
+        rows=pl.len(),
+        different=pl.col("step").n_unique(),
+        last=pl.col("step").max(),
+        first=pl.col("step").min(),
+        first_ns=pl.col("begin_ns").min(),
+        last_ns=pl.col("end_ns").max(),
     )
     whole = blocks.join(by_block, on=BLOCK, how="left").with_columns(pl.col("rows").fill_null(0))
     at_once = (pl.col("arm") == THROUGHPUT) & (pl.col("rows") == 1)
@@ -136,9 +127,8 @@ def _step_rules(blocks: pl.DataFrame, steps: pl.DataFrame, plan: Plan, slack: in
             pl.col("last_ns") > pl.col("end_ns") + slack
         )
     yield from _breaking(whole, rules)
-    follows = np.ones(steps.height, dtype=bool)
-    follows[of_block.begins] = False
-    yield from _breaking(steps, _phases(plan, slack, pl.lit(pl.Series(follows))))
+    follows = pl.all_horizontal(pl.col(name) == pl.col(name).shift(1) for name in BLOCK)
+    yield from _breaking(steps, _phases(plan, slack, follows))
 
 
 def _phases(plan: Plan, slack: int, follows: pl.Expr) -> dict[str, pl.Expr]:
@@ -211,16 +201,16 @@ def _collective_rules(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Br
             | (pl.col("unit") < -1),
         },
     )
-    each = runs(rows, STEP)
-    ready, launched, ended = (each.frame[f"{name}_ns"].to_numpy() for name in ("ready", "launch", "done"))
-    seq = each.frame["seq"].to_numpy()
-    first_stamp = np.minimum(*(np.where(stamps > 0, stamps, INT_MAX) for stamps in (ready, launched)))
-    of_step = each.table(
-        ["arm"],
-        first=each.minimum(first_stamp),
-        last=each.maximum(np.maximum(np.maximum(ready, launched), ended)),
-        rows=each.lengths,
-        different=each.maximum(seq) - each.minimum(seq) + 1,
+    seq, begun = pl.col("seq"), ("ready_ns", "launch_ns")
+    taken = (pl.when(pl.col(name) > 0).then(name).otherwise(INT_MAX) for name in begun)
+    of_step = by_runs(
+        rows,
+        STEP,
+        arm=pl.col("arm").first(),
+        first=pl.min_horizontal(taken).min(),
+        last=pl.max_horizontal(*begun, "done_ns").max(),
+        rows=pl.len(),
+        different=seq.max() - seq.min() + 1,
     ).join(steps.select(*STEP, "begin_ns", "end_ns"), on=STEP, how="left")
     # A host may enqueue a collective while its device is in an earlier step.
     room = slack + (pl.col("end_ns") - pl.col("begin_ns")) // 20
@@ -255,15 +245,11 @@ def _unlike(facts: pl.DataFrame) -> Broken:
     yield odd.with_columns(why=pl.lit("its facts are not those that the other ranks recorded of it"))
 
 
-def _together(rows: pl.LazyFrame, begin: str, end: str, seq: pl.Expr) -> pl.DataFrame:
-    """What `_apart_in_time` needs of some ranks' rows."""
-    group = pl.col("rank") // pl.col("world_size")
-    return rows.select(*STEP, "arm", begun=begin, ended=end, group=group, seq=seq).collect()
-
-
-def _apart_in_time(rows: pl.DataFrame, allowed_ns: int) -> Broken:
+def _apart_in_time(rows: pl.DataFrame, begin: str, end: str, seq: pl.Expr, allowed_ns: int) -> Broken:
     """Rows of ranks that worked together and yet never at the same time: the rank farthest from the others."""
     place = ["launch", "block", "step", "seq", "group"]
+    group = pl.col("rank") // pl.col("world_size")
+    rows = rows.select(*STEP, "arm", begun=begin, ended=end, group=group, seq=seq)
     apart = (
         rows.group_by(place)
         .agg(begun=pl.col("begun").max(), ended=pl.col("ended").min())
@@ -282,5 +268,7 @@ def _slack(plan: Plan) -> int:
     return SLACK_NS if plan.spec.topology.device == "cpu" else DEVICE_SLACK_NS
 
 
-def _named(rows: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
-    return [part.select(list(SCHEMA)).cast(SCHEMA) for part in rows if part.height]  # type: ignore[arg-type]
+def _named(rows: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """All rows with the columns of SCHEMA."""
+    parts = (part.select(list(SCHEMA)).cast(SCHEMA) for part in rows if part.height)  # type: ignore[arg-type]
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *parts])

@@ -54,7 +54,7 @@ class _Rows:
     """Rows of one kind, as pieces that follow each other."""
 
     owner: list[Ints] = field(default_factory=list)
-    """The row of each in the launch's `blocks`."""
+    """The row of each in the stretch's `blocks`."""
     step: list[Ints] = field(default_factory=list)
     values: list[Ints] = field(default_factory=list)
     """Columns x rows."""
@@ -63,15 +63,6 @@ class _Rows:
         self.owner.append(owner)
         self.step.append(step)
         self.values.append(values)
-
-    @property
-    def height(self) -> int:
-        return sum(map(len, self.owner))
-
-    def extend(self, others: _Rows) -> None:
-        self.owner += others.owner
-        self.step += others.step
-        self.values += others.values
 
     def columns(self, names: Sequence[str]) -> tuple[Ints, dict[str, Ints]]:
         """Owners, and columns by name; the pieces are given up."""
@@ -97,26 +88,14 @@ class _Shape(NamedTuple):
 
 
 class Gathered:
-    """Rows of the blocks of one window, while they are read."""
+    """Rows of the blocks of a stretch, while they are read."""
 
     def __init__(self) -> None:
         self.steps, self.collectives, self.parameters = _Rows(), _Rows(), _Rows()
         self.lost = 0
 
-    @property
-    def height(self) -> int:
-        """Rows so far."""
-        return self.steps.height + self.collectives.height
-
-    def extend(self, after: Gathered) -> None:
-        """With the rows of the blocks that follow."""
-        self.steps.extend(after.steps)
-        self.collectives.extend(after.collectives)
-        self.parameters.extend(after.parameters)
-        self.lost += after.lost
-
     def frames(self, keys: pl.DataFrame) -> dict[str, pl.DataFrame]:
-        """The tables, once; `keys`: the launch's `blocks` with the columns that each row repeats."""
+        """The tables, once; `keys`: the stretch's `blocks` with the columns that each row repeats."""
         owner, columns = self.steps.columns(_STEP_COLUMNS)
         plain = columns.pop("plain") > 0
         steps = _rows(keys, owner, columns, "steps")
@@ -136,10 +115,8 @@ class Gathered:
         return {**tables, "parameters": _rows(keys, owner, columns, "parameters")}
 
 
-def gather(
-    number: int, rows: Ints, texts: Mapping[int, bytes], files: Sequence[Stored], into: Gathered
-) -> None:
-    """One block of all its ranks; `texts`: its lines, by the row in the launch's `blocks`.
+def gather(number: int, rows: Ints, texts: Sequence[bytes], files: Sequence[Stored], into: Gathered) -> None:
+    """One block of all its ranks; `texts`: the lines of each row of the stretch's `blocks`.
 
     Lines that cannot be read leave steps out, which records.rules notices.
     """
@@ -235,32 +212,6 @@ def _rows(keys: pl.DataFrame, owner: Ints, columns: Mapping[str, Ints], table: s
     return pl.DataFrame([series[name] for name in SCHEMAS[table]])
 
 
-WINDOW_ROWS = 400_000
-"""Rows of steps and collectives in a window: about 70 MB of columns."""
-PIECE_RANKS = 64
-"""Ranks of a block that are decoded before it is known how many rows each of them has."""
-BATCH_BYTES = 16 << 20
-"""What is read of the files at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Some blocks of a launch with all rows of all ranks, in the order of blocks and ranks.
-
-    A block that is too large for a window has several, which follow each other.
-    """
-
-    first: int
-    last: int
-    """Numbers of its first and its last block; no other window has rows of blocks between them."""
-    frames: Mapping[str, pl.DataFrame]
-    """`blocks` of these ranks, `steps`, `buckets`, `fabric` and `parameters`: columns of records.frames.SCHEMAS."""
-    lost: int
-    """Steps that belong to none of the blocks."""
-    continues: bool = False
-    """Whether the next window has further ranks of the last block."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
     """Whole blocks of a launch and where their steps lie. It can go to another process."""
@@ -280,117 +231,28 @@ class Stretch:
             inside = pl.col("block").is_between(part["block"][0], part["block"][-1])
             yield dataclasses.replace(self, blocks=self.blocks.filter(inside))
 
+    def read(self) -> tuple[dict[str, pl.DataFrame], int]:
+        """The tables of its blocks by name, block after block and rank by rank; and how many steps belong to none.
 
-@dataclass(slots=True)
-class _Some:
-    """What a window will have."""
-
-    first: int = 0
-    last: int = 0
-    owners: list[Ints] = field(default_factory=list)
-    """Rows of the stretch's blocks."""
-    rows: Gathered = field(default_factory=Gathered)
-
-    def add(self, number: int, owners: Ints, piece: Gathered) -> None:
-        """Some ranks of a block."""
-        if not self.owners:
-            self.first = number
-        self.last = number
-        self.owners.append(owners)
-        self.rows.extend(piece)
-
-    def window(self, blocks: pl.DataFrame, *, continues: bool = False) -> Window:
-        """The window; the rows are given up. `blocks`: of the stretch."""
-        owners = blocks[np.concatenate(self.owners)].drop(list(LINE_SPAN))
-        return Window(
-            first=self.first,
-            last=self.last,
-            continues=continues,
-            frames={"blocks": owners, **self.rows.frames(blocks.select(list(REPEATED_OF_BLOCK)))},
-            lost=self.rows.lost,
-        )
+        OSError where a file cannot be read again.
+        """
+        blocks = self.blocks.sort("block", "rank")
+        texts = _texts(self.files, blocks)
+        rows = Gathered()
+        for (number,), part in blocks.with_row_index("at").group_by("block", maintain_order=True):
+            files = [self.files[rank] for rank in part["rank"].to_list()]
+            gather(int(number), part["at"].cast(pl.Int64).to_numpy(), texts, files, rows)
+        frames = rows.frames(blocks.select(list(REPEATED_OF_BLOCK)))
+        return {"blocks": blocks.drop(list(LINE_SPAN)), **frames}, rows.lost
 
 
-def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
-    """All blocks of a stretch, in the order of their numbers. OSError where a file cannot be read again.
-
-    `rows`: at most so many in a window, if PIECE_RANKS ranks of a block have no more.
-    """
-    blocks = stretch.blocks
-    some = _Some()
-    for members in _batches(blocks, BATCH_BYTES):
-        texts = _read(stretch.files, blocks, np.concatenate(list(members.values())))
-        for number, places in members.items():
-            files = [stretch.files[rank] for rank in blocks["rank"][places].to_list()]
-            for owners, piece in _pieces(number, places, texts, files, rows):
-                if some.owners and some.rows.height + piece.height > rows:
-                    yield some.window(blocks, continues=some.last == number)
-                    some = _Some()
-                some.add(number, owners, piece)
-    if some.owners:
-        yield some.window(blocks)
-
-
-def wholes(pieces: Iterator[Window]) -> Iterator[Iterator[Window]]:
-    """The windows of whole blocks: those of one that has several, each other by itself."""
-    for first in pieces:
-        yield _with_rest(first, pieces)
-
-
-def _with_rest(window: Window, after: Iterator[Window]) -> Iterator[Window]:
-    yield window
-    while window.continues:
-        window = next(after)
-        yield window
-
-
-def _pieces(
-    number: int, places: Ints, texts: Mapping[int, bytes], files: Sequence[Stored], rows: int
-) -> Iterator[tuple[Ints, Gathered]]:
-    """One block, each piece with its `places`: the whole if it has about `rows` rows or fewer, else some ranks.
-
-    `places`: the block's rows in the stretch's `blocks`.
-    """
-    first, each = 0, min(PIECE_RANKS, len(places))
-    while first < len(places):
-        piece, at = Gathered(), first
-        gather(number, places[at : at + each], texts, files[at : at + each], piece)
-        at += each
-        if first == 0 and at < len(places):
-            each = max(1, each * rows // max(1, piece.height))  # all ranks have about as many rows
-            gather(number, places[at:each], texts, files[at:each], piece)
-            at = max(at, each)
-        yield places[first:at], piece
-        first = at
-
-
-def _batches(blocks: pl.DataFrame, most_bytes: int) -> Iterator[dict[int, Ints]]:
-    """Rows of `blocks` by their numbers, in order: of blocks whose lines together have about `most_bytes`."""
-    number = blocks["block"].to_numpy()
-    size = (blocks["lines_end"] - blocks["lines_begin"]).to_numpy()
-    order = np.lexsort((blocks["rank"].to_numpy(), number))
-    numbers, begins = np.unique(number[order], return_index=True)
-    batch, total = dict[int, Ints](), 0
-    for block, places in zip(numbers.tolist(), np.split(order, begins[1:]), strict=False):
-        batch[block] = places
-        total += int(size[places].sum())
-        if total >= most_bytes:
-            yield batch
-            batch, total = {}, 0
-    if batch:
-        yield batch
-
-
-def _read(files: Mapping[int, Stored], blocks: pl.DataFrame, wanted: Ints) -> dict[int, bytes]:
-    """The lines of some blocks, by their rows in `blocks`; from each file in one piece."""
-    texts: dict[int, bytes] = {}
-    rank, begins, ends = (blocks[name].to_numpy() for name in ("rank", "lines_begin", "lines_end"))
-    by_file = wanted[np.argsort(rank[wanted], kind="stable")]
-    for part in np.split(by_file, np.flatnonzero(np.diff(rank[by_file])) + 1):
-        begin, end = int(begins[part].min()), int(ends[part].max())
-        piece = files[int(rank[part[0]])].read(begin, end)
-        for row, low, high in zip(
-            part.tolist(), (begins[part] - begin).tolist(), (ends[part] - begin).tolist(), strict=True
-        ):
-            texts[row] = piece[low:high]
+def _texts(files: Mapping[int, Stored], blocks: pl.DataFrame) -> list[bytes]:
+    """The lines of each row of `blocks`; from each file in one piece."""
+    texts = [b""] * blocks.height
+    spans = blocks.select("rank", *LINE_SPAN).with_row_index("at")
+    for (rank,), part in spans.group_by("rank", maintain_order=True):
+        begin, end = part["lines_begin"].min(), part["lines_end"].max()
+        piece = files[rank].read(begin, end)
+        for row, _, low, high in part.iter_rows():
+            texts[row] = piece[low - begin : high - begin]
     return texts

@@ -63,8 +63,8 @@ class Part:
     first: int
     last: int
     """Numbers of its first and its last block."""
-    files: Mapping[str, tuple[Path, ...]]
-    """Its files, by a table's name."""
+    files: Mapping[str, Path]
+    """By a table's name, of those that have rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +189,11 @@ def without_blocks(tables: Tables, blocks: pl.DataFrame) -> Tables:
     for part in tables.parts:
         if not any(part.launch == launch and part.first <= block <= part.last for launch, block in named):
             continue
-        for name, files in part.files.items():
-            for path in files:
-                rows = _read(path)
-                kept = rows.join(blocks, on=["launch", "block"], how="anti")
-                dropped += rows.height - kept.height if name == "steps" else 0
-                write_parquet(kept, path)
+        for name, path in part.files.items():
+            rows = _read(path)
+            kept = rows.join(blocks, on=["launch", "block"], how="anti")
+            dropped += rows.height - kept.height if name == "steps" else 0
+            write_parquet(kept, path)
     tables = map_blocks(tables, lambda rows: rows.join(blocks, on=["launch", "block"], how="anti"))
     frames = scan_parts(tables.parts, tables.scratch) if tables.scratch else {}
     return tables.having(frames, dropped_samples=tables.dropped_samples + dropped)
@@ -235,8 +234,8 @@ def publish_tables(folder: RunFolder, tables: Tables) -> None:
         _remove(unfinished)
         unfinished.mkdir()
         try:
-            step_files = (path for written in tables.parts for path in written.files.get(name, ()))
-            files = tables.block_files if name == "blocks" else tuple(step_files)
+            step_files = tuple(part.files[name] for part in tables.parts if name in part.files)
+            files = tables.block_files if name == "blocks" else step_files
             for number, path in enumerate(files):
                 shutil.move(path, unfinished / f"part-{number:06}.parquet")
             if not files:

@@ -89,11 +89,6 @@ def _key(world_size: int, degree: int, axis: str, tensor: int = 1) -> int:
     return -((tensor - 1) * _TENSOR + world_size * _KEYS + 4 * degree + names.index(axis))
 
 
-def is_axis(key: int) -> bool:
-    """Whether a communicator's key in the records is that of one axis of a mesh with several (`Mesh.keys`)."""
-    return _KEYS <= -key < _PAIR and -key % 4 < 2  # the other two kinds are those that torch makes
-
-
 class MeshError(ValueError):
     """The degrees do not fit a world size; the message names those that would."""
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 from support import rank_files
+from support.results import plan
 from support.tables import checked
 
 from scaling.cli.pipeline import rebuild
-from scaling.records import steps as reading
+from scaling.errors import InputError
+from scaling.records.check import check_meshes
 from scaling.records.paths import RunFolder
+from scaling.settings.parallel import Parallel
 
 MS = 1_000_000
 
@@ -166,15 +170,6 @@ def later(steps, block):
     block.update(begin_ns=block["begin_ns"] + 500 * MS, end_ns=block["end_ns"] + 500 * MS)
 
 
-def test_ranks_that_are_read_one_after_the_other_are_compared(folder, monkeypatch):
-    number = changed(folder, "plain", later)
-    at_once = read(folder).gaps
-    monkeypatch.setattr(reading.windows, "__defaults__", (1,))
-    monkeypatch.setattr(reading, "PIECE_RANKS", 1)
-    assert any("never at the same time" in str(gap) and str(number) in str(gap) for gap in at_once)
-    assert read(folder).gaps == at_once
-
-
 def test_ranks_that_worked_together_did_so_at_the_same_time(folder):
     number = changed(folder, "plain", later)
     said = [str(gap) for gap in read(folder).gaps]
@@ -243,64 +238,24 @@ def test_a_copied_launch_is_left_out_and_named(folder):
     assert rebuild(folder).analysis.points == before.points
 
 
-def test_a_batch_changed_in_the_plan_changes_no_figure(folder):
-    before = rebuild(folder).analysis
-    plan = json.loads(folder.plan.read_text())
-    for trial in plan["trials"]:
-        trial["batch"] = 64
-    plan["spec"]["batch_per_rank"] = 64
-    folder.plan.write_text(json.dumps(plan))
-    after = rebuild(folder).analysis
-    assert after.points == before.points
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: [trial.update(batch=64) for trial in plan["trials"]],
+        lambda plan: plan["spec"].update(batch_max=True),
+        lambda plan: plan["spec"].update(mode="strong"),
+        lambda plan: plan.update(trials=plan["trials"][:1]),
+    ],
+    ids=["batch", "cases", "scaling", "world size"],
+)
+def test_a_plan_that_changed_since_is_said(folder, change):
+    written = json.loads(folder.plan.read_text())
+    change(written)
+    folder.plan.write_text(json.dumps(written))
     assert (
-        "plan.json says 64 samples per rank and step at world size 2, the blocks say 32, which is used"
-        in after.quality.warnings
+        "launch 0: plan.json has changed since it was measured; what follows from its settings may be wrong"
+        in rebuild(folder).analysis.quality.warnings
     )
-
-
-def test_cases_asked_for_in_the_plan_alone_change_no_figure(folder):
-    before = rebuild(folder).analysis
-    plan = json.loads(folder.plan.read_text())
-    plan["spec"]["batch_max"] = True
-    folder.plan.write_text(json.dumps(plan))
-    after = rebuild(folder).analysis
-    assert after.points == before.points
-    assert (
-        "plan.json asks for a table of cases, and the blocks are those of a scaling run, which is reported"
-        in after.quality.warnings
-    )
-
-
-def test_scaling_changed_in_the_plan_is_told_by_the_batches(folder):
-    before = rebuild(folder).analysis
-    plan = json.loads(folder.plan.read_text())
-    plan["spec"]["mode"] = "strong"
-    folder.plan.write_text(json.dumps(plan))
-    after = rebuild(folder).analysis
-    assert [p.efficiency for p in after.points] == [p.efficiency for p in before.points]
-    assert any(
-        "strong scaling, the blocks' batches are those of weak" in line for line in after.quality.warnings
-    )
-
-
-def test_a_world_size_taken_from_the_plan_is_still_reported(folder):
-    before = rebuild(folder).analysis
-    plan = json.loads(folder.plan.read_text())
-    plan["trials"] = plan["trials"][:1]
-    plan["spec"]["world_sizes"] = [1]
-    folder.plan.write_text(json.dumps(plan))
-    after = rebuild(folder).analysis
-    assert [p.world_size for p in after.points] == [1, 2]
-    assert [p.step_ms for p in after.points] == [p.step_ms for p in before.points]
-    assert any("plan.json has no world size 2" in line for line in after.quality.warnings)
-
-
-def test_a_plan_that_is_not_the_measured_one_is_said(folder):
-    rank_files.change(folder.launch(0).rank(0), lambda lines: lines[0].update(plan_digest="0123456789abcdef"))
-    assert [str(gap) for gap in read(folder).gaps] == [
-        "launch 0: plan.json has changed since it was measured; "
-        "what its blocks say themselves is used before the plan"
-    ]
 
 
 def test_a_last_round_that_the_time_ended_lacks_nothing(folder):
@@ -320,12 +275,11 @@ def test_a_last_round_that_the_time_ended_lacks_nothing(folder):
     assert rebuild(folder).exit_code == 0
 
 
-def test_a_block_missing_from_a_round_in_the_middle_is_counted_without_an_end_line_too(folder):
+def test_records_without_their_end_line_are_not_whole(folder):
     for rank in (0, 1):
-        path = folder.launch(0).rank(rank)
-        rank_files.change(path, lambda lines: without_a_plain_block(lines)[:-1])
+        rank_files.change(folder.launch(0).rank(rank), lambda lines: without_a_plain_block(lines)[:-1])
     assert [str(gap) for gap in read(folder).gaps] == [
-        "launch 0: lacks 1 block that its other rounds have: 1 of plain at world size 2"
+        f"launch 0: rank {rank} left records that end before the launch did" for rank in (0, 1)
     ]
 
 
@@ -340,25 +294,14 @@ def sampled(simulate, cluster, tmp_path):
     return folder
 
 
-def without_detailed_block(folder, round_):
-    for rank in (0, 1):
-
-        def inside(lines):
-            number = block_of(lines, "probe", detailed=True, round_=round_)["id"]
-            return [line for line in lines[:-1] if number not in (line.get("b"), line.get("id"))]
-
-        rank_files.change(folder.launch(0).rank(rank), inside)
-
-
 def test_rounds_that_were_to_have_no_details_lack_none(sampled):
     assert (read(sampled).gaps, read(sampled).dropped_blocks) == ((), 0)
     assert rebuild(sampled).exit_code == 0
 
 
-@pytest.mark.parametrize("round_", [1, 5])
-def test_a_round_that_was_to_have_details_lacks_what_is_not_there(sampled, round_):
-    """Nothing else tells: no end line counts, and no rank has the block."""
-    without_detailed_block(sampled, round_)
-    assert [str(gap) for gap in read(sampled).gaps] == [
-        "launch 0: lacks 1 block that its other rounds have: 1 of probe at world size 2"
-    ]
+def test_a_plan_whose_degrees_fit_no_world_size_that_was_measured_is_refused_by_its_file():
+    whole = plan()
+    check_meshes(whole, "runs/one/plan.json")
+    spoilt = dataclasses.replace(whole.spec, parallel=Parallel(name="ddp", replicate=0))
+    with pytest.raises(InputError, match=r"runs/one/plan\.json: parallel=ddp: replicate 0 does not fit"):
+        check_meshes(dataclasses.replace(whole, spec=spoilt), "runs/one/plan.json")

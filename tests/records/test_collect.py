@@ -1,8 +1,7 @@
-"""Tables are the same however a run is read: in small windows, by other processes, with or without copies."""
+"""Tables are the same however a run is read: in small stretches, by other processes, with or without copies."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from support.tables import checked, collected
 
 from scaling.cli import pipeline
 from scaling.records import collect as reading
-from scaling.records import frames, steps, tables
+from scaling.records import frames, tables
 from scaling.records.collect import collect
 from scaling.records.frames import SCHEMAS
 from scaling.records.paths import RunFolder
@@ -44,11 +43,10 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Every run is read in many windows, of a rank of a block each."""
+    """Every run is read in many stretches, of a block each."""
     monkeypatch.setattr(frames, "STEP_ROWS", 40)
     monkeypatch.setattr(reading, "RANKS", 2)
-    monkeypatch.setattr(steps.windows, "__defaults__", (100,))
-    monkeypatch.setattr(steps, "PIECE_RANKS", 1)
+    monkeypatch.setattr(reading, "STRETCH_BYTES", 1)
 
 
 @pytest.fixture
@@ -111,9 +109,9 @@ def test_several_launches_are_analysed_as_at_once(whole, how, request, tmp_path)
 def test_parts_are_whole_blocks(whole, parts):
     found = collect(whole, read_plan(whole))
     assert len(found.parts) > 5
-    rows = [[pl.read_parquet(file) for file in part.files["steps"]] for part in found.parts]
-    assert sum(of.height for of in itertools.chain(*rows)) == found.steps.collect().height
-    blocks = [set(pl.concat(several)["block"]) for several in rows]
+    rows = [pl.read_parquet(part.files["steps"]) for part in found.parts if "steps" in part.files]
+    assert sum(frame.height for frame in rows) == found.steps.collect().height
+    blocks = [set(frame["block"]) for frame in rows]
     assert sum(map(len, blocks)) == len(set.union(*blocks))
 
 
@@ -152,22 +150,6 @@ def test_the_rows_of_a_killed_process_are_read_all_the_same(whole, processes, mo
     assert collected(whole).steps.equals(expected.steps)
 
 
-def test_a_window_has_no_more_rows_than_asked_for_or_a_single_rank(whole, monkeypatch):
-    monkeypatch.setattr(steps, "PIECE_RANKS", 1)
-    plan = read_plan(whole)
-    launch = whole.launch(0)
-    with Processes(0) as none:
-        stretch = reading.read_ranks(launch, plan, reading.Copies(), none).stretch
-    for most in (1, 300, 10**6):
-        wholes = [[*one] for one in steps.wholes(steps.windows(stretch, most))]
-        for one in itertools.chain(*wholes):
-            rows = sum(one.frames[name].height for name in ("steps", "buckets", "fabric"))
-            assert rows <= most or len(one.frames["blocks"]) == 1
-        borders = [(several[0].first, several[-1].last) for several in wholes]
-        assert all(last < first for (_, last), (first, _) in itertools.pairwise(borders))
-    assert len(wholes) == 1
-
-
 @pytest.fixture
 def three_parts(tmp_path, monkeypatch):
     """Rows of three rounds, a part each, in files below a folder whose name looks like a column."""
@@ -181,8 +163,7 @@ def three_parts(tmp_path, monkeypatch):
         rows = pl.DataFrame([row] * 2, schema=SCHEMAS["steps"])
         none = {name: pl.DataFrame(schema=SCHEMAS[name]) for name in tables.STEP_TABLES}
         files = tables.write_part({**none, "steps": rows}, scratch.path, number)
-        where = {name: (file,) for name, file in files.items()}
-        found.append(tables.Part(launch=0, first=number, last=number, files=where))
+        found.append(tables.Part(launch=0, first=number, last=number, files=files))
     return found, scratch
 
 
@@ -194,7 +175,7 @@ def test_a_few_rounds_open_the_files_of_their_own_parts_alone(three_parts):
     assert first["round"].to_list() == [0, 0]
     assert others.columns == ["launch", "round"]
     for number in (0, 2):
-        found[number].files["steps"][0].unlink()
+        found[number].files["steps"].unlink()
     assert next(rounds)[0]["round"].to_list() == [1, 1]
 
 

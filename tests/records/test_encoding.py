@@ -11,7 +11,6 @@ import pytest
 from support import rank_files, simulated_cluster
 from support.tables import checked, collected
 
-from scaling.records import collect, steps
 from scaling.records.encoding import pack_block
 from scaling.records.format import (
     SCHEMA,
@@ -149,16 +148,6 @@ def test_steps_that_cannot_be_unpacked_lose_their_block(run, tmp_path, change):
     found = checked(folder)
     assert number not in set(found.blocks["block"])
     assert any("not all of its steps are there" in str(gap) for gap in found.gaps)
-
-
-def test_many_windows_are_the_same_rows(run, monkeypatch):
-    whole = rows(run)
-    monkeypatch.setattr(steps.windows, "__defaults__", (50,))
-    monkeypatch.setattr(steps, "BATCH_BYTES", 2000)
-    monkeypatch.setattr(collect, "KEPT_BYTES", 0)
-    again = rows(run)
-    for name in whole:
-        assert whole[name].equals(again[name]), name
 
 
 def test_the_line_of_packed_steps_is_json(tmp_path):

@@ -25,7 +25,7 @@ import numpy as np
 from scaling.records import files
 from scaling.records import format as records
 from scaling.records import paths as store
-from scaling.records.encoding import Sealer
+from scaling.records.encoding import Sealer, digest
 from scaling.records.run import LaunchStatus, status_of
 from scaling.settings.plan import Content, Plan, Trial, make_plan
 from scaling.settings.run import Measure, Model, Spec
@@ -525,7 +525,7 @@ def spec_of(truth: Truth) -> Spec:
 class RankFiles:
     """Rank files of one launch; opened anew for each block, as there may be more than can be open at once."""
 
-    def __init__(self, truth: Truth, plan: Plan, folder: store.LaunchFolder) -> None:
+    def __init__(self, truth: Truth, plan: Plan, folder: store.LaunchFolder, plan_digest: str) -> None:
         self.truth, self.ranks, self.folder = truth, range(plan.ranks), folder
         self.blocks = dict.fromkeys(self.ranks, 0)
         self.rng = np.random.default_rng((truth.seed, 1))
@@ -539,6 +539,7 @@ class RankFiles:
                 "hostname": f"sim-{host}",
             }
             head = {"t": "head", **who, "launch": 0, "world": plan.ranks, "param_bytes": truth.payload}
+            head["plan_digest"] = plan_digest
             parts = {n: plan.sub_groups(n) for n in truth.world_sizes}
             parts |= {-k: pairs for k, pairs in enumerate(plan.pairings(), 1)}
             own = {str(key): list(g) for key, groups in parts.items() for g in groups if rank in g}
@@ -688,8 +689,9 @@ def simulate(truth: Truth, path: Path) -> Expected:
     plan = make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
     plan = replace(plan, content=Content(detailed=truth.detailed or None))
     folder = store.RunFolder(path)
-    ranks = RankFiles(truth, plan, folder.launch(0))
+    folder.path.mkdir(parents=True)
     files.write_json(folder.plan, plan)
+    ranks = RankFiles(truth, plan, folder.launch(0), digest(folder.plan.read_bytes()))
     rng = np.random.default_rng(truth.seed)
     walk = np.exp(truth.drift * np.cumsum(rng.standard_normal(truth.rounds)))
     now = 0.0

@@ -24,7 +24,7 @@ from scaling.analysis.decompose.quantities import Cycle
 from scaling.analysis.network.channel import ONE, Channel, union
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order, runs
+from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, PROBE
 
@@ -303,9 +303,8 @@ def _blocks(
     host_ns: float,
 ) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
     """The blocks of some steps and their collectives, both sorted."""
-    of_block = runs(rows, ("launch", "block"))
-    places = of_block.table().rows()
-    stretches = dict(zip(places, zip(of_block.begins, of_block.lengths, strict=True), strict=True))
+    spans = rows.with_row_index("at").group_by("launch", "block").agg(pl.col("at").first(), pl.len())
+    stretches = {(launch, block): (at, count) for launch, block, at, count in spans.iter_rows()}
     for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
         if block_key not in stretches:
             continue
