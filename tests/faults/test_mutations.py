@@ -128,8 +128,8 @@ class Trial:
 
 def held(run: RunFolder, changes: list[mutations.Change], capsys: pytest.CaptureFixture[str]) -> None:
     """All of them in this process: nothing raised, nothing impossible, nothing moved unsaid, nothing large or slow."""
+    gc.collect()  # what was read before holds a folder of tables in the run's
     trial = Trial(run)
-    gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed, change in enumerate(changes):
         trial.run(change, seed)
