@@ -11,11 +11,9 @@ import contextlib
 import dataclasses
 import io
 import os
-from collections.abc import Callable
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import polars as pl
 from rich.console import Console
@@ -33,8 +31,11 @@ from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import LATEST, find_run
 from scaling.records.run import read_plan
 from scaling.records.tables import Tables, read_published
+from scaling.report.documents import comparison as comparison_report
+from scaling.report.documents import prediction as prediction_report
+from scaling.report.model import Document
 from scaling.report.publish import brief, brief_html
-from scaling.report.terminal import print_comparison, print_prediction
+from scaling.report.terminal import draw
 from scaling.settings.plan import Plan
 
 
@@ -165,7 +166,6 @@ def _has_records(run: Run) -> bool:
     return any(run.path.glob("launches/*/rank-*.jsonl"))
 
 
-T = TypeVar("T")
 WIDTH = 100
 """Characters of a line."""
 
@@ -176,7 +176,7 @@ class ShownComparison(Comparison):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return _drawn(print_comparison, self)
+        return _drawn(comparison_report.document(self))
 
 
 class ShownPrediction(Prediction):
@@ -185,7 +185,7 @@ class ShownPrediction(Prediction):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return _drawn(print_prediction, self)
+        return _drawn(prediction_report.document(self))
 
 
 def shown_comparison(comparison: Comparison) -> Comparison:
@@ -198,7 +198,7 @@ def shown_prediction(prediction: Prediction) -> Prediction:
     return ShownPrediction(**{field.name: getattr(prediction, field.name) for field in fields(prediction)})
 
 
-def _drawn(draw: Callable[[Console, T], None], result: T) -> str:
+def _drawn(document: Document) -> str:
     out = io.StringIO()
-    draw(Console(file=out, width=WIDTH, color_system=None), result)
+    draw(Console(file=out, width=WIDTH, color_system=None), document)
     return out.getvalue().rstrip()

@@ -23,7 +23,8 @@ from scaling.launchers.tryout import promised
 from scaling.records.launch import Environment, Launch
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import Status
-from scaling.report.terminal import print_analysis
+from scaling.report.documents.run import document
+from scaling.report.terminal import draw
 from scaling.settings.estimate import left_out_lines
 from scaling.settings.plan import Plan
 
@@ -108,13 +109,8 @@ def print_report(
     folder: RunFolder, analysis: Analysis, plan: Plan, console: Console | None = None, *, verbose: bool
 ) -> None:
     """Print a run's answer in five lines, or its whole report, and the path of its page."""
-    print_analysis(
-        console or Console(),
-        analysis,
-        plan,
-        report_path=folder.report_html,
-        verbose=verbose or plan.spec.kind.by_cases,
-    )
+    report = document(analysis, plan, report_path=folder.report_html)
+    draw(console or Console(), report, verbose=verbose or plan.spec.kind.by_cases)
 
 
 def log_to_wandb(

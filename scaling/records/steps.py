@@ -251,8 +251,9 @@ def _texts(files: Mapping[int, Stored], blocks: pl.DataFrame) -> list[bytes]:
     texts = [b""] * blocks.height
     spans = blocks.select("rank", *LINE_SPAN).with_row_index("at")
     for (rank,), part in spans.group_by("rank", maintain_order=True):
-        begin, end = part["lines_begin"].min(), part["lines_end"].max()
+        lines = part.drop("rank").rows()
+        begin, end = min(low for _, low, _ in lines), max(high for *_, high in lines)
         piece = files[rank].read(begin, end)
-        for row, _, low, high in part.iter_rows():
+        for row, low, high in lines:
             texts[row] = piece[low - begin : high - begin]
     return texts

@@ -13,7 +13,7 @@ from scaling.analysis.results import (
     TrainingCase,
 )
 from scaling.plain import plain
-from scaling.report.model import Columns, Table
+from scaling.report.model import Column, Table, tabulated
 from scaling.report.strategies import slower_lines
 from scaling.report.text import (
     NONE,
@@ -33,87 +33,20 @@ from scaling.units import format_bytes
 
 KNEE = "*"
 KNEE_NOTE = f"{KNEE} the knee: the smallest batch with 95 % of the best throughput of its setting"
-FIRST: Columns = (("ranks", ""), ("precision", ""))
-LAST: Columns = (("samples", "1/s"), ("efficiency", "%"), ("peak", "a rank"), ("status", ""))
-INFERENCE: Columns = (*FIRST, ("mode", ""), ("batch", ""), ("p50", "ms"), ("p90", "ms"), ("p99", "ms"), *LAST)
-INFERENCE_NOTE = (
-    "latency of one batch, host to answer, over the requests of all ranks; - where too few for a percentile; "
-    f"samples: all ranks together. {KNEE_NOTE}"
+Row = InferenceCase | TrainingCase
+FIRST: tuple[Column[Row], ...] = (
+    ("ranks", "", lambda r: str(r.world_size)),
+    ("precision", "", lambda r: r.precision),
 )
-TRAINING: Columns = (
-    *FIRST,
-    ("checkpointing", ""),
-    ("micro-steps", ""),
-    ("batch", ""),
-    ("step", "ms"),
-    ("exposed", "ms"),
-    *LAST,
-)
-TRAINING_NOTE = (
-    "batch: samples per rank and optimizer step, all micro-steps together; exposed: wait for other ranks per step. "
-    f"{KNEE_NOTE}"
+LAST: tuple[Column[Row], ...] = (
+    ("samples", "1/s", lambda r: cell(r.samples_per_s)),
+    ("efficiency", "%", lambda r: cell(r.efficiency, 100)),
+    ("peak", "a rank", lambda r: memory(r.peak_bytes)),
+    ("status", "", lambda r: status_name(r.status)),
 )
 
 
-def inference_table(cases: Sequence[InferenceCase]) -> Table:
-    """A row for each case of inference."""
-    rows = [
-        (
-            mode(r),
-            _batch(r),
-            cell(r.latency_ms.p50),
-            value_of(r.latency_ms.p90),
-            value_of(r.latency_ms.p99),
-        )
-        for r in cases
-    ]
-    return _table(INFERENCE, cases, rows, "Inference", INFERENCE_NOTE)
-
-
-def training_table(cases: Sequence[TrainingCase]) -> Table:
-    """A row for each training setting; checkpointing and micro-steps are columns where some row has them."""
-    any_checkpointed = any(r.checkpointing for r in cases)
-    micro = any(r.accumulation_steps > 1 for r in cases)
-    rows = [
-        (
-            *((("yes" if r.checkpointing else "no"),) if any_checkpointed else ()),
-            *((str(r.accumulation_steps),) if micro else ()),
-            _batch(r),
-            cell(r.step_ms),
-            cell(r.exposed_ms),
-        )
-        for r in cases
-    ]
-    shown = {"checkpointing": any_checkpointed, "micro-steps": micro}
-    columns = tuple(column for column in TRAINING if shown.get(column[0], True))
-    return _table(columns, cases, rows, "Training settings", TRAINING_NOTE)
-
-
-def _table(
-    columns: Columns,
-    cases: Sequence[InferenceCase | TrainingCase],
-    middles: Sequence[tuple[str, ...]],
-    label: str,
-    note: str,
-) -> Table:
-    """`middles`: the cells between the first and the last columns. The status is left out where all are done."""
-    shown = len(columns) - all(r.status == "done" for r in cases)
-    rows = tuple(
-        (
-            str(r.world_size),
-            r.precision,
-            *middle,
-            cell(r.samples_per_s),
-            cell(r.efficiency, 100),
-            memory(r.peak_bytes),
-            status_name(r.status),
-        )[:shown]
-        for r, middle in zip(cases, middles, strict=True)
-    )
-    return Table(columns=columns[:shown], rows=rows, label=label, note=note)
-
-
-def _batch(row: InferenceCase | TrainingCase) -> str:
+def _batch(row: Row) -> str:
     return f"{row.batch}{KNEE if row.knee else ''}"
 
 
@@ -125,12 +58,61 @@ def mode(row: InferenceCase) -> str:
     return ", ".join(words)
 
 
+INFERENCE: tuple[Column[InferenceCase], ...] = (
+    *FIRST,
+    ("mode", "", mode),
+    ("batch", "", _batch),
+    ("p50", "ms", lambda r: cell(r.latency_ms.p50)),
+    ("p90", "ms", lambda r: value_of(r.latency_ms.p90)),
+    ("p99", "ms", lambda r: value_of(r.latency_ms.p99)),
+    *LAST,
+)
+INFERENCE_NOTE = (
+    "latency of one batch, host to answer, over the requests of all ranks; - where too few for a percentile; "
+    f"samples: all ranks together. {KNEE_NOTE}"
+)
+TRAINING: tuple[Column[TrainingCase], ...] = (
+    *FIRST,
+    ("checkpointing", "", lambda r: "yes" if r.checkpointing else "no"),
+    ("micro-steps", "", lambda r: str(r.accumulation_steps)),
+    ("batch", "", _batch),
+    ("step", "ms", lambda r: cell(r.step_ms)),
+    ("exposed", "ms", lambda r: cell(r.exposed_ms)),
+    *LAST,
+)
+TRAINING_NOTE = (
+    "batch: samples per rank and optimizer step, all micro-steps together; exposed: wait for other ranks per step. "
+    f"{KNEE_NOTE}"
+)
+
+
+def inference_table(cases: Sequence[InferenceCase]) -> Table:
+    """A row for each case of inference; the status is left out where all are done."""
+    columns = INFERENCE[: len(INFERENCE) - _all_done(cases)]
+    return tabulated(cases, columns, label="Inference", note=INFERENCE_NOTE)
+
+
+def training_table(cases: Sequence[TrainingCase]) -> Table:
+    """A row for each training setting; checkpointing, micro-steps and status are columns where they say something."""
+    shown = {
+        "checkpointing": any(r.checkpointing for r in cases),
+        "micro-steps": any(r.accumulation_steps > 1 for r in cases),
+        "status": not _all_done(cases),
+    }
+    columns = [column for column in TRAINING if shown.get(column[0], True)]
+    return tabulated(cases, columns, label="Training settings", note=TRAINING_NOTE)
+
+
+def _all_done(cases: Sequence[Row]) -> bool:
+    return all(r.status == "done" for r in cases)
+
+
 def memory(size: int | None) -> str:
     """`1.2 GiB`, `-` for None."""
     return NONE if size is None else format_bytes(size)
 
 
-def setting(row: InferenceCase | TrainingCase | LargestBatch) -> str:
+def setting(row: Row | LargestBatch) -> str:
     """The settings of a row without its batch and ranks: `bf16, eager, autocast`."""
     words = [plain(row.precision)]
     if isinstance(row, InferenceCase):
@@ -156,30 +138,19 @@ def compared_setting(case: CaseComparison) -> str:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Samples a second of each case in both runs, and their ratio."""
-    priced = any(usd for case in comparison.cases for usd in case.usd_per_million_samples)
-    columns = (
-        ("ranks", ""),
-        ("setting", ""),
-        ("batch", ""),
-        ("base", "1/s"),
-        ("other", "1/s"),
-        ("ratio", ""),
-        *((("base", "USD/M"), ("other", "USD/M")) if priced else ()),
-        ("", ""),
-    )
-    rows = tuple(
-        (
-            str(case.world_size),
-            compared_setting(case),
-            str(case.batch),
-            *map(cell, case.samples_per_s),
-            cell(case.ratio),
-            *(map(cell, case.usd_per_million_samples) if priced else ()),
-            undistinguished(case.ratio, distinguishable=case.distinguishable),
-        )
-        for case in comparison.cases
-    )
-    return Table(columns=columns, rows=rows, label="Cases")
+    columns: list[Column[CaseComparison]] = [
+        ("ranks", "", lambda c: str(c.world_size)),
+        ("setting", "", compared_setting),
+        ("batch", "", lambda c: str(c.batch)),
+        ("base", "1/s", lambda c: cell(c.samples_per_s[0])),
+        ("other", "1/s", lambda c: cell(c.samples_per_s[1])),
+        ("ratio", "", lambda c: cell(c.ratio)),
+    ]
+    if any(usd for case in comparison.cases for usd in case.usd_per_million_samples):
+        columns.append(("base", "USD/M", lambda c: cell(c.usd_per_million_samples[0])))
+        columns.append(("other", "USD/M", lambda c: cell(c.usd_per_million_samples[1])))
+    columns.append(("", "", lambda c: undistinguished(c.ratio, distinguishable=c.distinguishable)))
+    return tabulated(comparison.cases, columns, label="Cases")
 
 
 def comparison_answer(comparison: Comparison, names: tuple[str, str]) -> str:
@@ -198,7 +169,7 @@ def comparison_answer(comparison: Comparison, names: tuple[str, str]) -> str:
 
 def failures(analysis: Analysis) -> Iterator[str]:
     """Cases that were not measured, each with its error."""
-    rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
+    rows: list[Row] = [*analysis.inference, *analysis.training]
     for row in rows:
         if row.status not in SETTLED:
             error = f": {plain(row.error)}" if row.error else ""
@@ -229,7 +200,7 @@ def _limit(largest: LargestBatch) -> str:
 
 def answer(analysis: Analysis) -> str:
     """The fastest case at the largest world size, the knee, and the largest batch."""
-    rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
+    rows: list[Row] = [*analysis.inference, *analysis.training]
     measured = [r for r in rows if r.samples_per_s is not None]
     if not measured:
         return "Nothing could be measured."

@@ -22,15 +22,10 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline.offline import get_plotlyjs
 
-from scaling.analysis.results import Analysis, Comparison, StepHistory, Sweep, Timeline
-from scaling.analysis.results.machine import MachineGroup
 from scaling.plain import plain
 from scaling.report import text
-from scaling.report.documents import comparison, run
-from scaling.report.documents import comparison as several
 from scaling.report.model import PAGE, Block, Document, Figure, Finding, Table
 from scaling.report.plots.base import Plot
-from scaling.settings.plan import Plan
 
 
 def render(template: str, **values: Any) -> str:
@@ -79,34 +74,6 @@ def _harmless(value: Any) -> Any:
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """The page may run and show what is in it, and may fetch nothing at all."""
-
-
-def page(
-    analysis: Analysis,
-    plan: Plan,
-    timelines: Sequence[Timeline] = (),
-    histories: Sequence[StepHistory] = (),
-    machines: Sequence[MachineGroup] = (),
-) -> str:
-    """The report of one run, as the text of an HTML file."""
-    return draw(run.document(analysis, plan, timelines=timelines, histories=histories, machines=machines))
-
-
-def figures_of(
-    analysis: Analysis, plan: Plan, timelines: Sequence[Timeline], histories: Sequence[StepHistory]
-) -> tuple[Plot, ...]:
-    """What the page of a run draws."""
-    return run.document(analysis, plan, timelines=timelines, histories=histories).plots()
-
-
-def comparison_page(compared: Comparison, base: Analysis, other: Analysis, sweep: Sweep | None = None) -> str:
-    """Two runs side by side, as the text of an HTML file; `sweep`: both as one table."""
-    return draw(comparison.document(compared, base, other, sweep))
-
-
-def sweep_page(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> str:
-    """Several runs as one table, as the text of an HTML file."""
-    return draw(several.several_document(sweep, comparisons, runs))
 
 
 def draw(document: Document) -> str:

@@ -7,28 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from scaling.analysis.results import Loss, Measured, Point, StepParts
 from scaling.report import text
-from scaling.report.model import Bar, Columns, Figure, Table
+from scaling.report.model import Bar, Column, Figure, Table, tabulated
 from scaling.report.text import cell, status_name, value_of
 
-T = TypeVar("T")
 
-COLUMNS: Columns = (
-    ("ranks", ""),
-    ("hosts", ""),
-    ("step", "ms"),
-    ("samples", "1/s"),
-    ("tokens", "1/s"),
-    ("speedup", ""),
-    ("efficiency", "%"),
-    ("transfer", "ms"),
-    ("skew", "ms"),
-    ("busbw", "Gbit/s"),
-    ("bytes", "GB/s"),
-    ("status", ""),
+def _busbw(point: Point) -> Measured | None:
+    return point.comm.busbw_gbit_s if point.comm else None
+
+
+COLUMNS: tuple[Column[Point], ...] = (
+    ("ranks", "", lambda p: str(p.world_size)),
+    ("hosts", "", lambda p: str(p.hosts)),
+    ("step", "ms", lambda p: cell(p.step_ms)),
+    ("samples", "1/s", lambda p: value_of(p.samples_per_s)),
+    ("tokens", "1/s", lambda p: value_of(p.tokens_per_s)),
+    ("speedup", "", lambda p: value_of(p.speedup)),
+    ("efficiency", "%", lambda p: cell(p.efficiency, 100)),
+    ("transfer", "ms", lambda p: value_of(p.parts_ms.exposed_transfer)),
+    ("skew", "ms", lambda p: value_of(p.parts_ms.exposed_skew)),
+    ("busbw", "Gbit/s", lambda p: value_of(_busbw(p))),
+    ("bytes", "GB/s", lambda p: value_of(_busbw(p), 1 / 8)),
+    ("status", "", lambda p: status_name(p.status)),
 )
 COMPARED = ("ranks", "step", "samples", "efficiency", "transfer", "skew", "busbw", "bytes")
 """Columns where the key figures of several runs stand below each other."""
@@ -38,7 +40,7 @@ NOTE = "transfer, skew: what a step waits for (exposed); ±: half of the 95 % in
 
 def key_table(points: Sequence[Point]) -> Table:
     """The key figures of one run; status where a trial is not done, which takes the place of GB/s; tokens if known."""
-    return _table(points, [name for name, _ in COLUMNS])
+    return _table(points, [name for name, *_ in COLUMNS])
 
 
 def brief_table(points: Sequence[Point]) -> Table:
@@ -48,39 +50,21 @@ def brief_table(points: Sequence[Point]) -> Table:
 
 def compared_table(series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
     """The key figures of several runs, a row for each run and world size."""
-    columns = (("run", ""), *_chosen(COLUMNS, COMPARED))
-    rows = tuple((run, *_chosen(_row(point), COMPARED)) for run, points in series for point in points)
-    return Table(columns=columns, rows=rows, label="Key figures", note=NOTE)
+    table = tabulated([point for _, points in series for point in points], _chosen(COMPARED))
+    names = [run for run, points in series for _ in points]
+    rows = tuple((name, *row) for name, row in zip(names, table.rows, strict=True))
+    return Table(columns=(("run", ""), *table.columns), rows=rows, label="Key figures", note=NOTE)
 
 
 def _table(points: Sequence[Point], names: Sequence[str]) -> Table:
     all_done = all(p.status == "done" for p in points)
     wanted = {"status": not all_done, "bytes": all_done, "tokens": any(p.tokens_per_s for p in points)}
     shown = [name for name in names if wanted.get(name, True)]
-    rows = tuple(_chosen(_row(p), shown) for p in points)
-    return Table(columns=_chosen(COLUMNS, shown), rows=rows, label="Key figures", note=NOTE)
+    return tabulated(points, _chosen(shown), label="Key figures", note=NOTE)
 
 
-def _chosen(cells: Sequence[T], names: Sequence[str]) -> tuple[T, ...]:
-    """Select the key figures with some names from a row of all."""
-    return tuple(cell for cell, (name, _) in zip(cells, COLUMNS, strict=True) if name in names)
-
-
-def _row(point: Point) -> tuple[str, ...]:
-    return (
-        str(point.world_size),
-        str(point.hosts),
-        cell(point.step_ms),
-        value_of(point.samples_per_s),
-        value_of(point.tokens_per_s),
-        value_of(point.speedup),
-        cell(point.efficiency, 100),
-        value_of(point.parts_ms.exposed_transfer),
-        value_of(point.parts_ms.exposed_skew),
-        value_of(busbw := point.comm.busbw_gbit_s if point.comm else None),
-        value_of(busbw, 1 / 8),
-        status_name(point.status),
-    )
+def _chosen(names: Sequence[str]) -> list[Column[Point]]:
+    return [column for column in COLUMNS if column[0] in names]
 
 
 IDEAL, MEASURED, PREDICTED = "ideal", "measured", "predicted"

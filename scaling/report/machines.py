@@ -12,7 +12,19 @@ from collections.abc import Sequence
 from scaling.analysis.results import HostSpeed, HostSteps, RankSpread
 from scaling.analysis.results.machine import MachineGroup
 from scaling.plain import plain
-from scaling.report.model import EVERYWHERE, MARKDOWN, PAGE, TERMINAL, Block, Figure, Renderer, Table, lines
+from scaling.report.model import (
+    EVERYWHERE,
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Column,
+    Figure,
+    Renderer,
+    Table,
+    lines,
+    tabulated,
+)
 from scaling.report.plots.curves import spread
 from scaling.report.text import NONE, cell, count, number, quantity, ranges, sentence
 from scaling.settings.plan import Plan
@@ -94,22 +106,26 @@ def _blocks(hosts: Sequence[HostSpeed], most: int | None, on: Renderer) -> tuple
     return (lines(*sentences, look="prose", on=on), host_table(hosts, most, on))
 
 
+def host_name(host: HostSpeed | HostSteps) -> str:
+    """`2 node-7`; a long name is cut at the front, because the names of one network differ at the end."""
+    short = plain(host.hostname).partition(".")[0]
+    return f"{host.host} {short[-NAME_WIDTH:]}".strip()
+
+
+HOSTS: tuple[Column[HostSpeed], ...] = (
+    ("host", "", host_name),
+    ("step", "ms", lambda h: cell(h.step_ms)),
+    ("/ median", "", lambda h: cell(h.step_ratio)),
+    ("link", "Gbit/s", lambda h: cell(h.link_gbit_s)),
+    ("/ median", "", lambda h: cell(h.link_ratio)),
+)
+
+
 def host_table(hosts: Sequence[HostSpeed], most: int | None = None, on: Renderer = EVERYWHERE) -> Table:
     """A row for each host in their order; the slowest ones where there are more than `most`."""
     shown = slowest(hosts, most)
-    columns = (("host", ""), ("step", "ms"), ("/ median", ""), ("link", "Gbit/s"), ("/ median", ""))
-    rows = tuple(
-        (host_name(h), cell(h.step_ms), cell(h.step_ratio), cell(h.link_gbit_s), cell(h.link_ratio))
-        for h in shown
-    )
-    column_count = 5 if any(h.link_gbit_s for h in shown) else 3
-    return Table(
-        columns=columns[:column_count],
-        rows=tuple(row[:column_count] for row in rows),
-        label="Hosts",
-        note=HOSTS_NOTE,
-        on=on,
-    )
+    columns = HOSTS if any(h.link_gbit_s for h in shown) else HOSTS[:3]
+    return tabulated(shown, columns, label="Hosts", note=HOSTS_NOTE, on=on)
 
 
 def host_lines(hosts: Sequence[HostSpeed], most: int | None = None) -> tuple[str, ...]:
@@ -129,12 +145,6 @@ def host_lines(hosts: Sequence[HostSpeed], most: int | None = None) -> tuple[str
 def slowest(hosts: Sequence[HostSpeed], most: int | None) -> list[HostSpeed]:
     """The hosts in their order; the slowest ones where there are more than `most`."""
     return list(hosts) if most is None or len(hosts) <= most else sorted(hosts, key=_behind)[:most]
-
-
-def host_name(host: HostSpeed) -> str:
-    """`2 node-7`; a long name is cut at the front, because the names of one network differ at the end."""
-    short = plain(host.hostname).partition(".")[0]
-    return f"{host.host} {short[-NAME_WIDTH:]}".strip()
 
 
 def _slow(host: HostSpeed) -> list[str]:
@@ -176,9 +186,7 @@ def rank_lines(steps: RankSpread) -> tuple[str, ...]:
         return (apart, "no rank is slower by itself than the median rank by more than chance")
     first = steps.hosts[0]
     which = (
-        f"rank {first.slowest[0].rank} on host {rank_host_name(first)} most"
-        if first.slowest
-        else rank_host_name(first)
+        f"rank {first.slowest[0].rank} on host {host_name(first)} most" if first.slowest else host_name(first)
     )
     slower = f"{count(steps.slow, 'rank')} {'is' if steps.slow == 1 else 'are'} slower by more than chance"
     return (apart, f"{slower}, {which}")
@@ -188,7 +196,7 @@ def rank_table(steps: RankSpread) -> Table:
     """A row for each of the slowest ranks, host by host."""
     rows = tuple(
         (
-            rank_host_name(host) if not at else "",
+            host_name(host) if not at else "",
             number(host.ratio) if not at else "",
             f"{step.rank}{' slow' if step.slow else ''}",
             cell(step.step_ms),
@@ -200,9 +208,3 @@ def rank_table(steps: RankSpread) -> Table:
     columns = (("host", ""), ("its ranks / median", ""), ("rank", ""), ("own step", "ms"), ("/ median", ""))
     slow = "; slow: slower than the median rank by more than chance among all" if steps.slow else ""
     return Table(columns=columns, rows=rows, label="The slowest ranks", note=RANKS_NOTE + slow)
-
-
-def rank_host_name(host: HostSteps) -> str:
-    """`2 node-7`; a long name is cut at the front, because the names of one network differ at the end."""
-    short = plain(host.hostname).partition(".")[0]
-    return f"{host.host} {short[-NAME_WIDTH:]}".strip()

@@ -10,32 +10,21 @@ from scaling.analysis.results import Analysis, Comparison, Sweep
 from scaling.plain import one_line, plain
 from scaling.report import text
 from scaling.report import text as bars
-from scaling.report.documents import comparison, run
-from scaling.report.documents import comparison as several
+from scaling.report.documents import comparison
 from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
-from scaling.settings.plan import Plan
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~])")
 _LEADS = {"warnings": "> - ", "note": ""}
 
 
-def markdown(analysis: Analysis, plan: Plan) -> str:
-    """The report of one run."""
-    return draw(run.document(analysis, plan))
-
-
-def comparison_markdown(compared: Comparison, sweep: Sweep | None = None) -> str:
-    """Two runs side by side; `sweep`: both as one table."""
-    return draw(comparison.document(compared, sweep=sweep))
-
-
 def sweep_markdown(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> str:
     """Several runs as one table, then those of equal work against each other."""
     pairs = (draw(comparison.document(pair)) for pair in comparisons if pair.comparable)
-    return "\n".join([draw(several.several_document(sweep, comparisons, runs)), *pairs])
+    return "\n".join([draw(comparison.several_document(sweep, comparisons, runs)), *pairs])
 
 
 def draw(document: Document) -> str:
+    """A document as the text of a Markdown file."""
     return "\n".join(_document(document)) + "\n"
 
 

@@ -7,10 +7,10 @@ renderer removes control characters and escapes what its own format would read a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from scaling.report.plots.base import Plot
 
@@ -31,6 +31,9 @@ Tone = Literal["", "quiet", "strong", "good", "bad", "warning", "caution", "alar
 Columns = tuple[tuple[str, str], ...]
 """Name and unit of each column."""
 Rows = tuple[tuple[str, ...], ...]
+T = TypeVar("T")
+Column = tuple[str, str, Callable[[T], str]]
+"""Name and unit of a column, and what each row's cell is made of."""
 
 
 def heads(*names: str | tuple[str, str]) -> Columns:
@@ -204,6 +207,14 @@ class Document:
         """What the page draws, in its order."""
         blocks = (block for _, shown in self.sections_on(PAGE) for block in shown)
         return tuple(block.plot for block in blocks if isinstance(block, Figure) and block.plot is not None)
+
+
+def tabulated(things: Iterable[T], columns: Sequence[Column[T]], **about: Any) -> Table:
+    """A row for each thing. `about`: other fields of the table, such as its label."""
+    heads = tuple((name, unit) for name, unit, _ in columns)
+    return Table(
+        columns=heads, rows=tuple(tuple(cell(thing) for *_, cell in columns) for thing in things), **about
+    )
 
 
 def lines(*texts: str, look: Look = "items", on: Renderer = EVERYWHERE, tone: Tone = "") -> Lines:

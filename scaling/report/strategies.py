@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results import Measured, PeakMemory, Point, StrategyResult, at
-from scaling.report.model import Table
+from scaling.report.model import Column, Table, tabulated
 from scaling.report.text import NONE, cause_name, cell, count, quantity, ranks, status_name, value_of
 from scaling.units import format_bytes
 
@@ -20,23 +20,26 @@ SHARDING_TERMS = ("straggler", "imbalance", "link_latency", "link_bandwidth", "o
 """Terms of the loss that a strategy can change."""
 
 
+_Row = tuple[StrategyResult, Point]
+COLUMNS: tuple[Column[_Row], ...] = (
+    ("strategy", "", lambda row: row[0].parallel.strategy),
+    ("mesh", "", lambda row: _mesh(*row)),
+    ("ranks", "", lambda row: str(row[1].world_size)),
+    ("step", "ms", lambda row: cell(row[1].step_ms)),
+    ("times", "x", lambda row: _times(row[0], row[1].world_size)),
+    ("efficiency", "%", lambda row: cell(row[1].efficiency, 100)),
+    ("transfer", "ms", lambda row: value_of(row[1].parts_ms.exposed_transfer)),
+    ("skew", "ms", lambda row: value_of(row[1].parts_ms.exposed_skew)),
+    ("sent", "MiB", lambda row: _mib(_sent_bytes(row[1]))),
+    ("state", "MiB", lambda row: _mib(state_bytes(row[1].memory))),
+    ("status", "", lambda row: status_name(row[1].status)),
+)
+
+
 def strategy_table(strategies: Sequence[StrategyResult]) -> Table:
     """A row for each strategy and world size above 1, or for the only one."""
-    columns = (
-        ("strategy", ""),
-        ("mesh", ""),
-        ("ranks", ""),
-        ("step", "ms"),
-        ("times", "x"),
-        ("efficiency", "%"),
-        ("transfer", "ms"),
-        ("skew", "ms"),
-        ("sent", "MiB"),
-        ("state", "MiB"),
-        ("status", ""),
-    )
-    rows = tuple(_row(strategy, point) for strategy in strategies for point in _shown(strategy))
-    return Table(columns=columns, rows=rows, label="Strategies side by side", note=NOTE)
+    rows = [(strategy, point) for strategy in strategies for point in _shown(strategy)]
+    return tabulated(rows, COLUMNS, label="Strategies side by side", note=NOTE)
 
 
 def _shown(strategy: StrategyResult) -> Sequence[Point]:
@@ -44,30 +47,20 @@ def _shown(strategy: StrategyResult) -> Sequence[Point]:
     return several or strategy.points
 
 
-def _row(strategy: StrategyResult, point: Point) -> tuple[str, ...]:
-    n = point.world_size
+def _times(strategy: StrategyResult, n: int) -> str:
+    """Relative to the first strategy, which alone has no ratio at any world size."""
     ratio = _ratio(strategy, n)
-    moved = sum(c.bytes for c in point.comm.collectives) if point.comm else 0
-    sent = moved or (point.comm.bytes_per_step if point.comm else 0)
-    rank_bytes = state_bytes(point.memory)
-    return (
-        strategy.parallel.strategy,
-        _mesh(point, strategy),
-        str(n),
-        cell(point.step_ms),
-        cell(ratio) if ratio else ("1" if not strategy.against_first or _first(strategy) else NONE),
-        cell(point.efficiency, 100),
-        value_of(point.parts_ms.exposed_transfer),
-        value_of(point.parts_ms.exposed_skew),
-        f"{sent / 2**20:.3g}" if sent else NONE,
-        f"{rank_bytes / 2**20:.3g}" if rank_bytes else NONE,
-        status_name(point.status),
-    )
+    first = all(against.throughput is None for against in strategy.against_first)
+    return cell(ratio) if ratio else "1" if first else NONE
 
 
-def _first(strategy: StrategyResult) -> bool:
-    """Only the first strategy has no ratio at any world size."""
-    return all(a.throughput is None for a in strategy.against_first)
+def _sent_bytes(point: Point) -> int:
+    sent = sum(c.bytes for c in point.comm.collectives) if point.comm else 0
+    return sent or (point.comm.bytes_per_step if point.comm else 0)
+
+
+def _mib(size: int | None) -> str:
+    return f"{size / 2**20:.3g}" if size else NONE
 
 
 def _ratio(strategy: StrategyResult, n: int) -> Measured | None:
@@ -75,7 +68,7 @@ def _ratio(strategy: StrategyResult, n: int) -> Measured | None:
     return against_first.throughput if against_first else None
 
 
-def _mesh(point: Point, strategy: StrategyResult) -> str:
+def _mesh(strategy: StrategyResult, point: Point) -> str:
     degrees = point.parallel or strategy.parallel
     divided = f" x {degrees.tensor}" if degrees.tensor > 1 else ""
     return f"{degrees.replicate} x {degrees.shard}{divided}"

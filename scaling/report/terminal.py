@@ -6,33 +6,17 @@ Nothing depends on colour, so a piped or saved report loses nothing.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from scaling.analysis.results import (
-    Analysis,
-    Comparison,
-    Prediction,
-    SelfTest,
-    SelfTestCase,
-    Sweep,
-    Verification,
-)
-from scaling.analysis.results.doctor import Diagnosis
 from scaling.plain import plain
 from scaling.report import text
 from scaling.report import text as bars
-from scaling.report.documents import checkup, comparison, prediction, run
-from scaling.report.documents import checkup as proof
-from scaling.report.documents import comparison as several
-from scaling.report.key_figures import key_table
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.report.text import WIDTH
-from scaling.settings.plan import Plan
 
 _PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
 _STYLES = {
@@ -49,64 +33,10 @@ PAGE_LINE = "page"
 _BAR_STYLES = {"part": "cyan", "ideal": "green", "loss": "red", "measured": "bold"}
 
 
-def print_analysis(
-    console: Console,
-    analysis: Analysis,
-    plan: Plan,
-    *,
-    report_path: Path | str | None = None,
-    verbose: bool = True,
-) -> None:
-    """Print a run: five lines; if `verbose`, also conditions, figures, where each step goes, and verdicts."""
-    draw(console, run.document(analysis, plan, report_path=report_path), verbose=verbose)
-
-
-def print_study(
-    console: Console, analysis: Analysis, plan: Plan, *, report_path: Path | str | None, verbose: bool
-) -> None:
-    """Print a study: five lines and a row for each world size; if `verbose`, all that is printed of a run."""
-    print_analysis(console, analysis, plan, report_path=report_path, verbose=verbose)
-    if not verbose:
-        for line in _table(key_table(analysis.points)):
-            _print(console, line)
-
-
-def print_comparison(console: Console, compared: Comparison, sweep: Sweep | None = None) -> None:
-    """Print two runs side by side: what differs, by how much, and why; `sweep`: both as one table."""
-    draw(console, comparison.document(compared, sweep=sweep))
-
-
-def print_sweep(
-    console: Console, sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]
-) -> None:
-    """Print several runs as one table, and which is best."""
-    draw(console, several.several_document(sweep, comparisons, runs))
-
-
-def print_prediction(console: Console, predicted: Prediction) -> None:
-    """Print a run under other settings, and how well the model predicts what the run itself measured."""
-    draw(console, prediction.document(predicted))
-
-
-def print_checkup(console: Console, diagnosis: Diagnosis, *, folder: Path | str) -> None:
-    """Print what the doctor found: measurements first, problems with their remedies last."""
-    draw(console, checkup.document(diagnosis, folder))
-
-
-def print_case(console: Console, case: SelfTestCase) -> None:
-    """Print one case of the self-test as it ends."""
-    for line in proof.case_lines(case):
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are, without control characters."""
+    for line in lines:
         _print(console, Text(_flat(line)))
-
-
-def print_selftest(console: Console, selftest: SelfTest, folder: Path) -> None:
-    """Print the self-test's summary below its cases, beginning with what the columns are."""
-    draw(console, proof.selftest_document(selftest, folder))
-
-
-def print_verification(console: Console, verification: Verification, folder: Path) -> None:
-    """Print what was tried, what was predicted, what was measured, and the folder that holds it."""
-    draw(console, proof.verification_document(verification, folder))
 
 
 def draw(console: Console, document: Document, *, verbose: bool = True) -> None:

@@ -4,9 +4,9 @@ import dataclasses
 import shutil
 
 import pytest
+from support.reports import comparison_page, page, sweep_page
 
 from scaling.analysis.results import Measured
-from scaling.report.html import comparison_page, page, sweep_page
 
 pytestmark = pytest.mark.browser
 

@@ -7,6 +7,7 @@ import io
 
 import pytest
 from rich.console import Console
+from support.reports import comparison_page, page, print_analysis, print_comparison
 from support.results import HOSTILE, about, run_info
 
 from scaling.analysis.results import (
@@ -22,8 +23,6 @@ from scaling.analysis.results import (
     TrialStatus,
 )
 from scaling.report.cases import largest_line
-from scaling.report.html import comparison_page, page
-from scaling.report.terminal import print_analysis, print_comparison
 from scaling.report.tracking import tables
 from scaling.report.tracking import tables as charts
 from scaling.settings.batch_search import Try

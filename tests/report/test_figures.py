@@ -11,6 +11,7 @@ import struct
 from xml.etree import ElementTree as ET
 
 import pytest
+from support.reports import figures_of
 
 from scaling.errors import InputError
 from scaling.report.figures import (
@@ -25,7 +26,6 @@ from scaling.report.figures import (
     titled,
     write_figures,
 )
-from scaling.report.html import figures_of
 
 
 @pytest.mark.browser

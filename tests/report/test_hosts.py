@@ -8,12 +8,10 @@ from html import unescape
 
 import pytest
 from rich.console import Console
+from support.reports import markdown, page, print_analysis
 
 from scaling.analysis.results import HostSpeed, Measured
-from scaling.report.html import page
 from scaling.report.machines import SHOWN, host_lines, host_table
-from scaling.report.markdown import markdown
-from scaling.report.terminal import print_analysis
 from scaling.report.tracking import tables
 
 ONE = Measured(1.0, 0.99, 1.01, 6)

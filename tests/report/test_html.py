@@ -12,16 +12,14 @@ from html.parser import HTMLParser
 import plotly.graph_objects as go
 import pytest
 from rich.console import Console
+from support.reports import comparison_page, figures_of, markdown, page, print_analysis, sweep_page
 
 from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, Timeline
 from scaling.records import files
 from scaling.records.files import write_json
 from scaling.report import text
-from scaling.report.html import comparison_page, figures_of, page, sweep_page
-from scaling.report.markdown import markdown
 from scaling.report.plots.efficiency import scaling_curve, waterfall
 from scaling.report.plots.steps import timeline
-from scaling.report.terminal import print_analysis
 from scaling.report.tracking import tables
 from scaling.report.tracking import tables as charts
 

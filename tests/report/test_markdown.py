@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.reports import comparison_markdown, comparison_page, markdown, sweep_page
 
 from scaling.analysis.results import CaseComparison, Measured, Sweep, SweepBest, SweepRow
 from scaling.report.cases import comparison_table
 from scaling.report.documents.comparison import answer, table
-from scaling.report.html import comparison_page, sweep_page
-from scaling.report.markdown import comparison_markdown, markdown, sweep_markdown
+from scaling.report.markdown import sweep_markdown
 
 
 def test_the_answer_and_the_tables(sample):

@@ -8,6 +8,7 @@ from html import unescape
 
 import pytest
 from rich.console import Console
+from support import reports
 
 from scaling.records.paths import RunFolder
 from scaling.report import html, markdown, terminal
@@ -125,8 +126,8 @@ def test_a_runs_files_are_the_same_document(sample, tmp_path):
         "report.txt",
         "timeline.json",
     }
-    page = html.page(sample.good(), sample.plan(), steps, sample.histories(), sample.machines())
+    page = reports.page(sample.good(), sample.plan(), steps, sample.histories(), sample.machines())
     assert folder.report_html.read_text(encoding="utf-8") == page
-    assert folder.report_md.read_text(encoding="utf-8") == markdown.markdown(sample.good(), sample.plan())
+    assert folder.report_md.read_text(encoding="utf-8") == reports.markdown(sample.good(), sample.plan())
     printed = folder.report_txt.read_text(encoding="utf-8").splitlines()
     assert printed[-1] == f"# report  {folder.report_html}"

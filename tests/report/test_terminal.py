@@ -8,12 +8,10 @@ from html import unescape
 
 import pytest
 from rich.console import Console
+from support.reports import markdown, page, print_analysis, print_comparison
 
 from scaling.analysis.results import Fabric, HostSteps, Measured, OwnStep, RankSpread
 from scaling.plain import plain
-from scaling.report.html import page
-from scaling.report.markdown import markdown
-from scaling.report.terminal import print_analysis, print_comparison
 from scaling.report.tracking import tables
 
 

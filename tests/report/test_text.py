@@ -4,14 +4,12 @@ from html import unescape
 
 import pytest
 from rich.console import Console
+from support.reports import markdown, page, print_analysis
 from support.results import about
 
 from scaling.analysis.results import Fabric, Loss, Measured, TokenBalance, TrialStatus
 from scaling.report import findings, text
 from scaling.report.answer import answer
-from scaling.report.html import page
-from scaling.report.markdown import markdown
-from scaling.report.terminal import print_analysis
 
 
 @pytest.mark.parametrize(

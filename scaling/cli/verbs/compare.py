@@ -25,9 +25,8 @@ from scaling.records import files as codec
 from scaling.records.files import check_writable, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, find_run
 from scaling.records.run import read_plan
-from scaling.report.html import comparison_page, sweep_page
-from scaling.report.markdown import comparison_markdown, sweep_markdown
-from scaling.report.terminal import print_comparison, print_sweep
+from scaling.report import html, markdown, terminal
+from scaling.report.documents.comparison import document, several_document
 from scaling.report.tracking.wandb import log_comparison
 from scaling.settings.plan import Plan
 from scaling.settings.run import Cost, Tracking
@@ -154,20 +153,21 @@ def compare_folders(
     if as_json:
         print_json(whole)
     elif len(runs) == 2 and comparisons:
-        print_comparison(console, comparisons[0], table)
+        terminal.draw(console, document(comparisons[0], sweep=table))
     else:
-        print_sweep(console, table, comparisons, analyses)
+        terminal.draw(console, several_document(table, comparisons, analyses))
     if into is not None:
         write_json(into.comparison, whole)
         if len(runs) == 2 and comparisons:
-            write_text(into.comparison_md, comparison_markdown(comparisons[0], table))
-            write_text(into.comparison_html, comparison_page(comparisons[0], analyses[0], analyses[1], table))
+            write_text(into.comparison_md, markdown.draw(document(comparisons[0], sweep=table)))
+            page = html.draw(document(comparisons[0], analyses[0], analyses[1], table))
+            write_text(into.comparison_html, page)
         else:
             for index, (comparison, base, other) in enumerate(pairs):
-                page = comparison_page(comparison, analyses[base], analyses[other])
+                page = html.draw(document(comparison, analyses[base], analyses[other]))
                 write_text(into.path / f"comparison-{index + 1}.html", page)
-            write_text(into.comparison_md, sweep_markdown(table, comparisons, analyses))
-            write_text(into.comparison_html, sweep_page(table, comparisons, analyses))
+            write_text(into.comparison_md, markdown.sweep_markdown(table, comparisons, analyses))
+            write_text(into.comparison_html, html.draw(several_document(table, comparisons, analyses)))
         _say(f"comparison: {into.comparison_html}", as_json=as_json)
         warning = (
             log_comparison(into, runs[0].plan, comparisons, tracking) if comparisons and tracking else None

@@ -62,9 +62,10 @@ def main(arguments: list[str]) -> int:
     if given.json:
         print_json(diagnosis)
     else:
-        from scaling.report.terminal import print_checkup  # noqa: PLC0415
+        from scaling.report.documents.checkup import document  # noqa: PLC0415
+        from scaling.report.terminal import draw  # noqa: PLC0415
 
-        print_checkup(Console(), diagnosis, folder=job.folder.path)
+        draw(Console(), document(diagnosis, job.folder.path))
     return 3 if status.state == "interrupted" else diagnosis.exit_code
 
 

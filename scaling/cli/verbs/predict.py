@@ -11,7 +11,8 @@ from scaling.cli.output import print_json
 from scaling.cli.simulated_run import from_run, print_outcomes
 from scaling.cli.verbs.arguments import split
 from scaling.errors import InputError
-from scaling.report.terminal import print_prediction
+from scaling.report.documents.prediction import document
+from scaling.report.terminal import draw
 
 
 def main(arguments: list[str]) -> int:
@@ -31,5 +32,5 @@ def main(arguments: list[str]) -> int:
     if given.json:
         print_json(prediction)
     else:
-        print_prediction(Console(), prediction)
+        draw(Console(), document(prediction))
     return 0

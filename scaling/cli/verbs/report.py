@@ -43,13 +43,13 @@ def _study(folder: RunFolder, *, open_page: bool, verbose: bool) -> int:
 
 def _figures(folder: RunFolder, into: Path) -> int:
     """Draw the page's figures from the records."""
+    from scaling.report.documents.run import document  # noqa: PLC0415
     from scaling.report.figures import find_browser, write_figures  # noqa: PLC0415  plotly is slow to import
-    from scaling.report.html import figures_of  # noqa: PLC0415
 
     browser = find_browser(into)
-    rebuilt = rebuild(folder)
-    plots = figures_of(rebuilt.analysis, rebuilt.plan, rebuilt.timelines, rebuilt.histories)
-    for path in write_figures(plots, into, browser):
+    run = rebuild(folder)
+    drawn = document(run.analysis, run.plan, timelines=run.timelines, histories=run.histories)
+    for path in write_figures(drawn.plots(), into, browser):
         say(str(path))
     return 0
 

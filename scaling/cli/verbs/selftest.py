@@ -21,7 +21,8 @@ from scaling.errors import ScalingError
 from scaling.launchers.jobs import check_folder, create, plan_request
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, default_folder
-from scaling.report.terminal import print_case, print_selftest
+from scaling.report.documents.checkup import case_lines, selftest_document
+from scaling.report.terminal import draw, print_lines
 from scaling.settings.plan import Plan, Request
 from scaling.units import format_duration
 
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
     write_json(parent.path / "selftest.json", whole)
     if given.json:
         print_json(whole)
-    print_selftest(console, whole, parent.path)
+    draw(console, selftest_document(whole, parent.path))
     return 3 if interrupted else int(not whole.passed)
 
 
@@ -68,7 +69,7 @@ def _graded(
             return graded, True
         if case is not None:
             graded.append(case)
-            print_case(console, case)
+            print_lines(console, case_lines(case))
     return graded, False
 
 

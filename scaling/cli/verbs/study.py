@@ -18,7 +18,9 @@ from scaling.records.files import check_writable, encode, make_folder, write_jso
 from scaling.records.paths import RunFolder, named
 from scaling.report.documents import run as report
 from scaling.report.html import draw as page
-from scaling.report.terminal import print_study
+from scaling.report.key_figures import key_table
+from scaling.report.model import Document, Section
+from scaling.report.terminal import draw
 from scaling.settings.plan import Plan
 
 
@@ -60,7 +62,10 @@ def show_study(
         print_json(analysis)
     else:
         path = None if into is None else into.study_html
-        print_study(console, analysis, plan, report_path=path, verbose=verbose)
+        draw(console, report.document(analysis, plan, report_path=path), verbose=verbose)
+        if not verbose:
+            rows = Section(title="", blocks=(key_table(analysis.points),))
+            draw(console, Document(sections=(rows,)))
     return 0 if analysis.whole else 3
 
 

@@ -24,7 +24,8 @@ from scaling.records.check import read_checked
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, find_run, require_own
 from scaling.records.run import read_config, read_plan
-from scaling.report.terminal import print_verification
+from scaling.report.documents.checkup import verification_document
+from scaling.report.terminal import draw
 from scaling.settings.parallel import AXES
 from scaling.settings.plan import Request
 from scaling.settings.run import Spec
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
     if given.json:
         print_json(verification)
     else:
-        print_verification(Console(), verification, parent.path)
+        draw(Console(), verification_document(verification, parent.path))
     return int(verification.verdict == "not_held")
 
 

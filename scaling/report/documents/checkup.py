@@ -16,9 +16,16 @@ from scaling.analysis.results import (
     SelfTestCase,
     Verification,
 )
-from scaling.analysis.results.doctor import ERROR, Diagnosis, PairBandwidth, ParityTable
-from scaling.report import findings, text
-from scaling.report.model import Document, Line, Lines, Section, Table, Tone, heads, lines, named
+from scaling.analysis.results.doctor import (
+    ERROR,
+    Diagnosis,
+    Divergence,
+    PairBandwidth,
+    ParityTable,
+    PhasePeak,
+)
+from scaling.report import cases, findings, text
+from scaling.report.model import Column, Document, Line, Lines, Section, Table, Tone, lines, named, tabulated
 from scaling.units import format_bytes, format_duration
 
 PAIRS_SHOWN = 12
@@ -53,7 +60,10 @@ def _sections(checkup: Diagnosis) -> Iterator[Section]:
     )
     others = lines(*checkup.others, *(compare,) * bool(checkup.others), look="prose")
     yield Section(title="between pairs of ranks, one pair at a time", blocks=(_pairs(checkup.pairs), others))
-    yield Section(title="memory of the rank that holds most, by phase of a step", blocks=(_memory(checkup),))
+    yield Section(
+        title="memory of the rank that holds most, by phase of a step",
+        blocks=(tabulated(checkup.memory, MEMORY, label="Memory"),),
+    )
     yield Section(title="differs between ranks", blocks=(lines(*_differences(checkup), look="prose"),))
     problems = Lines(items=tuple(_problems(checkup)), look="facts", name_width=PROBLEM_WIDTH)
     yield Section(title=f"problems: {_count(checkup)}", blocks=(problems,), title_alone=True)
@@ -118,32 +128,20 @@ def _ms(value: Measured) -> str:
     return f"{value.value:.3g}"
 
 
+PARITY: tuple[Column[Divergence], ...] = (
+    ("format", "", lambda row: row.precision),
+    ("ranks", "", lambda row: _ranks(row.ranks)),
+    ("gradient", "step 1", lambda row: _error(row.gradient_error)),
+    ("weights", "last", lambda row: _error(row.weight_error)),
+    ("loss", "last", lambda row: _error(row.loss_error)),
+    ("same", "bits", lambda row: "yes" if row.repeatable else "NO"),
+    ("inf/0", "", lambda row: f"{row.not_finite}/{row.flushed}"),
+    ("step", "ms", lambda row: text.NONE if row.step_ms is None else _ms(row.step_ms)),
+    ("speed", "/ fp32", lambda row: text.NONE if row.speedup is None else f"{row.speedup.value:.2f}"),
+)
+
+
 def _parity(parity: ParityTable) -> Section:
-    columns = heads(
-        "format",
-        "ranks",
-        ("gradient", "step 1"),
-        ("weights", "last"),
-        ("loss", "last"),
-        ("same", "bits"),
-        "inf/0",
-        ("step", "ms"),
-        ("speed", "/ fp32"),
-    )
-    rows = tuple(
-        (
-            row.precision,
-            _ranks(row.ranks),
-            _error(row.gradient_error),
-            _error(row.weight_error),
-            _error(row.loss_error),
-            "yes" if row.repeatable else "NO",
-            f"{row.not_finite}/{row.flushed}",
-            text.NONE if row.step_ms is None else _ms(row.step_ms),
-            text.NONE if row.speedup is None else f"{row.speedup.value:.2f}",
-        )
-        for row in parity.table
-    )
     apart = lines(
         *(
             f"{row.precision}: {_ranks(row.ranks)} on {row.device}: first differs at {row.parts_at}"
@@ -153,7 +151,7 @@ def _parity(parity: ParityTable) -> Section:
         look="prose",
     )
     note = "gradient, weights, loss: |x - float64| / |float64|; inf: elements that are not finite, 0: flushed to zero"
-    table = Table(columns=columns, rows=rows, label="Parity")
+    table = tabulated(parity.table, PARITY, label="Parity")
     title = f"parity: {parity.steps} seeded steps against float64"
     return Section(title=title, blocks=(table, apart, lines(note, look="note")))
 
@@ -166,34 +164,24 @@ def _ranks(ranks: Sequence[int]) -> str:
     return text.ranges(ranks) or "file"
 
 
+PAIRS: tuple[Column[PairBandwidth], ...] = (
+    ("ranks", "", lambda p: f"{p.first}-{p.second}"),
+    ("over", "", lambda p: "host" if p.same_host else "network"),
+    ("peer", "access", lambda p: text.NONE if p.peer_access is None else "yes" if p.peer_access else "no"),
+    ("message", "", lambda p: format_bytes(p.bytes)),
+    ("rate", "Gbit/s", lambda p: f"{p.bandwidth_gbit_s.value:.3g}"),
+)
+MEMORY: tuple[Column[PhasePeak], ...] = (
+    ("after", "", lambda p: p.phase),
+    ("rank", "", lambda p: str(p.rank)),
+    ("host", "", lambda p: format_bytes(p.host_bytes)),
+    ("device", "peak", lambda p: cases.memory(p.device_peak_bytes)),
+)
+
+
 def _pairs(pairs: Sequence[PairBandwidth]) -> Table:
-    shown = sorted(pairs, key=lambda p: p.bandwidth_gbit_s.value)[:PAIRS_SHOWN]
-    rows = tuple(
-        (
-            f"{p.first}-{p.second}",
-            "host" if p.same_host else "network",
-            text.NONE if p.peer_access is None else "yes" if p.peer_access else "no",
-            format_bytes(p.bytes),
-            f"{p.bandwidth_gbit_s.value:.3g}",
-        )
-        for p in shown
-    )
-    columns = (("ranks", ""), ("over", ""), ("peer", "access"), ("message", ""), ("rate", "Gbit/s"))
-    return Table(columns=columns, rows=rows, label="Pairs of ranks")
-
-
-def _memory(checkup: Diagnosis) -> Table:
-    rows = tuple(
-        (
-            p.phase,
-            str(p.rank),
-            format_bytes(p.host_bytes),
-            text.NONE if p.device_peak_bytes is None else format_bytes(p.device_peak_bytes),
-        )
-        for p in checkup.memory
-    )
-    columns = (("after", ""), ("rank", ""), ("host", ""), ("device", "peak"))
-    return Table(columns=columns, rows=rows, label="Memory")
+    slowest = sorted(pairs, key=lambda p: p.bandwidth_gbit_s.value)[:PAIRS_SHOWN]
+    return tabulated(slowest, PAIRS, label="Pairs of ranks")
 
 
 _VERDICTS = {

@@ -30,6 +30,7 @@ from scaling.report.model import (
     PAGE,
     TERMINAL,
     Block,
+    Column,
     Document,
     Figure,
     Line,
@@ -39,6 +40,7 @@ from scaling.report.model import (
     Tone,
     heads,
     lines,
+    tabulated,
 )
 from scaling.report.plots.efficiency import differences, scaling_curve
 from scaling.report.plots.steps import parts
@@ -105,7 +107,7 @@ def _sections(
     like = comparison if comparison.comparable else replace(comparison, points=())
     ratios = Lines(items=tuple(_ratio_lines(like)), look="facts")
     yield Section(title=RATIO_NAME, blocks=(ratios,), on=TERMINAL)
-    yield Section(title="", blocks=(_short_table(like),), on=MARKDOWN)
+    yield Section(title="", blocks=(tabulated(like.points, SHORT),), on=MARKDOWN)
     yield Section(title="throughput", blocks=(_ratio_table(like),), on=PAGE)
     if base is not None and other is not None:
         series = [(f"base: {names[0]}", base.points), (f"other: {names[1]}", other.points)]
@@ -155,35 +157,36 @@ def _ratio_lines(comparison: Comparison) -> Iterator[Line]:
             yield Line(name="cost", text=cost, level=1)
 
 
+RATIOS: tuple[Column[PointComparison], ...] = (
+    ("ranks", "", lambda p: str(p.world_size)),
+    ("other / base", "throughput", lambda p: text.quantity(p.ratio)),
+    ("a rank alone", "1 but for drift", lambda p: text.quantity(p.control)),
+    ("", "", lambda p: _unclear(p) if p.ratio else "not measured in both"),
+)
+
+
 def _ratio_table(comparison: Comparison) -> Table:
-    rows = tuple(
-        (
-            str(p.world_size),
-            text.quantity(p.ratio),
-            text.quantity(p.control),
-            text.undistinguished(p.ratio, distinguishable=p.distinguishable)
-            if p.ratio
-            else "not measured in both",
-        )
-        for p in comparison.points
+    return tabulated(comparison.points, RATIOS, label="Throughput", note=RATIO_NOTE)
+
+
+def _unclear(point: PointComparison) -> str:
+    return text.undistinguished(point.ratio, distinguishable=point.distinguishable)
+
+
+def _largest(point: PointComparison) -> str:
+    return ", ".join(
+        f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
+        for cause, value in side_by_side.largest_causes(point.causes, CAUSES_IN_A_CELL)
     )
-    columns = (("ranks", ""), ("other / base", "throughput"), ("a rank alone", "1 but for drift"), ("", ""))
-    return Table(columns=columns, rows=rows, label="Throughput", note=RATIO_NOTE)
 
 
-def _short_table(comparison: Comparison) -> Table:
-    """The ratios with the largest causes in a cell."""
-    columns = heads("ranks", "other / base", "a rank alone", "", ("most of it", "ms a step"))
-    rows = []
-    for p in comparison.points:
-        causes = ", ".join(
-            f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
-            for cause, value in side_by_side.largest_causes(p.causes, CAUSES_IN_A_CELL)
-        )
-        unclear = text.undistinguished(p.ratio, distinguishable=p.distinguishable)
-        ratios = (text.quantity(p.ratio), text.quantity(p.control))
-        rows.append((str(p.world_size), *ratios, unclear, causes))
-    return Table(columns=columns, rows=tuple(rows))
+SHORT: tuple[Column[PointComparison], ...] = (
+    ("ranks", "", lambda p: str(p.world_size)),
+    ("other / base", "", lambda p: text.quantity(p.ratio)),
+    ("a rank alone", "", lambda p: text.quantity(p.control)),
+    ("", "", _unclear),
+    ("most of it", "ms a step", _largest),
+)
 
 
 def _differences(comparison: Comparison) -> tuple[Block, ...]:
@@ -307,7 +310,7 @@ def _ratios(comparisons: Sequence[Comparison], names: dict[str, str]) -> Table:
 def _ratio(point: PointComparison | None) -> str:
     if point is None:
         return text.NONE
-    unclear = text.undistinguished(point.ratio, distinguishable=point.distinguishable)
+    unclear = _unclear(point)
     return f"{text.quantity(point.ratio)} ({unclear})" if unclear else text.quantity(point.ratio)
 
 

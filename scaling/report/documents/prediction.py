@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from scaling.analysis.results import Assumption, Backtest, PredictedPoint, Prediction
 from scaling.plain import plain
-from scaling.report.key_figures import COLUMNS, PREDICTED, waterfall_bars
-from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
+from scaling.report.key_figures import PREDICTED, waterfall_bars
+from scaling.report.model import Column, Document, Lines, Section, lines, named, tabulated
 from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
-
-PREDICTED_COLUMNS = ("ranks", "hosts", "step", "samples", "speedup", "efficiency")
 
 
 def document(prediction: Prediction) -> Document:
@@ -25,7 +23,9 @@ def document(prediction: Prediction) -> Document:
 
 def _sections(prediction: Prediction) -> Iterator[Section]:
     yield Section(title="", blocks=(_conditions(prediction),))
-    yield Section(title="predicted", blocks=(_points(prediction.points),))
+    yield Section(
+        title="predicted", blocks=(tabulated(prediction.points, POINTS, label="Predicted", note=NOTE),)
+    )
     last = prediction.points[-1]
     if last.loss is not None and last.world_size > 1:
         title = f"{ranks(last.world_size)}, predicted: a step of {quantity(last.step_ms, 'ms')}"
@@ -33,7 +33,7 @@ def _sections(prediction: Prediction) -> Iterator[Section]:
     why_none = lines(prediction.backtest_missing or "", look="prose", tone="warning")
     yield Section(
         title="back-test: each measured world size, predicted from the others",
-        blocks=(_backtest(prediction.backtest), why_none),
+        blocks=(tabulated(prediction.backtest, BACKTEST, label="Back-test"), why_none),
         title_alone=True,
     )
     leans = (*map(_leans, prediction.assumptions), *prediction.notes)
@@ -67,37 +67,23 @@ def _conditions(prediction: Prediction) -> Lines:
     )
 
 
-def _points(points: Sequence[PredictedPoint]) -> Table:
-    columns = tuple(column for column in COLUMNS if column[0] in PREDICTED_COLUMNS)
-    rows = tuple(
-        (
-            str(p.world_size),
-            str(p.hosts),
-            quantity(p.step_ms),
-            value_of(p.samples_per_s),
-            value_of(p.speedup),
-            cell(p.efficiency, 100),
-        )
-        for p in points
-    )
-    note = "±: half of the 95 % interval, the model's own error in it"
-    return Table(columns=columns, rows=rows, label="Predicted", note=note)
-
-
-def _backtest(tests: Sequence[Backtest]) -> Table:
-    columns = heads("ranks", "from", ("predicted", "ms"), ("measured", "ms"), ("error", "%"), "held")
-    rows = tuple(
-        (
-            str(t.world_size),
-            str(t.from_world_size),
-            cell(t.predicted_ms),
-            cell(t.measured_ms),
-            f"{t.error * 100:+.1f}",
-            "yes" if t.held else "no",
-        )
-        for t in tests
-    )
-    return Table(columns=columns, rows=rows, label="Back-test")
+POINTS: tuple[Column[PredictedPoint], ...] = (
+    ("ranks", "", lambda p: str(p.world_size)),
+    ("hosts", "", lambda p: str(p.hosts)),
+    ("step", "ms", lambda p: quantity(p.step_ms)),
+    ("samples", "1/s", lambda p: value_of(p.samples_per_s)),
+    ("speedup", "", lambda p: value_of(p.speedup)),
+    ("efficiency", "%", lambda p: cell(p.efficiency, 100)),
+)
+BACKTEST: tuple[Column[Backtest], ...] = (
+    ("ranks", "", lambda t: str(t.world_size)),
+    ("from", "", lambda t: str(t.from_world_size)),
+    ("predicted", "ms", lambda t: cell(t.predicted_ms)),
+    ("measured", "ms", lambda t: cell(t.measured_ms)),
+    ("error", "%", lambda t: f"{t.error * 100:+.1f}"),
+    ("held", "", lambda t: "yes" if t.held else "no"),
+)
+NOTE = "±: half of the 95 % interval, the model's own error in it"
 
 
 def _answer(prediction: Prediction) -> str:

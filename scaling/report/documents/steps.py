@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import Analysis, Comm, PeakMemory, Point, Timeline
+from scaling.analysis.results import Analysis, Collective, Comm, PeakMemory, Point, Timeline
 from scaling.plain import plain
 from scaling.report import findings, text
 from scaling.report.findings import nccl_lines
 from scaling.report.key_figures import part_bars, waterfall_bars
-from scaling.report.model import MARKDOWN, PAGE, TERMINAL, Block, Figure, Line, Lines, Section, Table, lines
+from scaling.report.model import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Column,
+    Figure,
+    Line,
+    Lines,
+    Section,
+    Table,
+    lines,
+    tabulated,
+)
 from scaling.report.plots.curves import fabric
 from scaling.report.plots.efficiency import waterfall
 from scaling.report.plots.steps import parts, timeline
@@ -129,31 +142,22 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
     )
 
 
+COLLECTIVES: tuple[Column[Collective], ...] = (
+    ("collective", "", lambda c: c.kind),
+    ("phase", "", lambda c: c.phase),
+    ("ranks", "", lambda c: f"{c.ranks} ({c.communicator})"),
+    ("calls", "", lambda c: str(c.calls)),
+    ("bytes", "", lambda c: format_bytes(c.bytes)),
+    ("transfer", "ms", lambda c: text.cell(c.transfer_ms)),
+    ("waited for data", "ms", lambda c: text.cell(c.exposed_transfer_ms)),
+    ("waited for ranks", "ms", lambda c: text.cell(c.exposed_skew_ms)),
+    ("busbw", "Gbit/s", lambda c: text.cell(c.busbw_gbit_s)),
+)
+
+
 def _by_kind(comm: Comm, world_size: int) -> list[Table]:
     """The collectives of a step by kind, phase and communicator, where there is more than one of these."""
     if len(comm.collectives) < 2:
         return []
-    columns = (
-        ("collective", ""),
-        ("phase", ""),
-        ("ranks", ""),
-        ("calls", ""),
-        ("bytes", ""),
-        ("transfer", "ms"),
-        ("waited for data", "ms"),
-        ("waited for ranks", "ms"),
-        ("busbw", "Gbit/s"),
-    )
-    rows = tuple(
-        (
-            row.kind,
-            row.phase,
-            f"{row.ranks} ({row.communicator})",
-            str(row.calls),
-            format_bytes(row.bytes),
-            *(text.cell(v) for v in (row.transfer_ms, row.exposed_transfer_ms, row.exposed_skew_ms)),
-            text.cell(row.busbw_gbit_s),
-        )
-        for row in comm.collectives
-    )
-    return [Table(columns=columns, rows=rows, label=f"Collectives of a step at {text.ranks(world_size)}")]
+    label = f"Collectives of a step at {text.ranks(world_size)}"
+    return [tabulated(comm.collectives, COLLECTIVES, label=label)]

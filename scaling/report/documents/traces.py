@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaling.analysis.results.traces import Traced
-from scaling.report.model import PAGE, TERMINAL, Section, Table, heads, lines
+from scaling.analysis.results.traces import Traced, TracedCollective, TracedKind
+from scaling.report.model import PAGE, TERMINAL, Column, Section, Table, lines, tabulated
 from scaling.report.text import NONE, cell, count, number, quantity, ranks, value_of
 from scaling.units import format_bytes
 
@@ -43,53 +43,42 @@ def _rank_table(traced: Traced) -> Table:
     return Table(columns=columns, rows=rows, label="Ranks")
 
 
+KINDS: tuple[Column[TracedKind], ...] = (
+    ("collective", "", lambda k: k.collective),
+    ("group", "", lambda k: k.group),
+    ("ranks", "", lambda k: NONE if k.group_size is None else str(k.group_size)),
+    ("calls", "", lambda k: number(k.calls.value)),
+    ("size", "", lambda k: NONE if k.bytes is None else format_bytes(k.bytes)),
+    ("busy", "ms", lambda k: value_of(k.busy_ms)),
+    ("exposed", "ms", lambda k: value_of(k.exposed_ms)),
+    ("hidden", "ms", lambda k: value_of(k.hidden_ms)),
+)
+
+
 def _kind_table(traced: Traced) -> Table:
     """Communication by kind and process group, a step."""
-    columns = heads(
-        "collective", "group", "ranks", "calls", "size", ("busy", "ms"), ("exposed", "ms"), ("hidden", "ms")
-    )
-    rows = tuple(
-        (
-            k.collective,
-            k.group,
-            NONE if k.group_size is None else str(k.group_size),
-            number(k.calls.value),
-            NONE if k.bytes is None else format_bytes(k.bytes),
-            *map(value_of, (k.busy_ms, k.exposed_ms, k.hidden_ms)),
-        )
-        for k in traced.kinds[:COLLECTIVES_SHOWN]
-    )
     title = "Communication by kind and process group, per rank and step"
-    return Table(columns=columns, rows=rows, title=title, label=title)
+    return tabulated(traced.kinds[:COLLECTIVES_SHOWN], KINDS, title=title, label=title)
+
+
+COLLECTIVES: tuple[Column[TracedCollective], ...] = (
+    ("collective", "", lambda c: c.collective),
+    ("ranks", "", lambda c: str(c.group_size)),
+    ("size", "", lambda c: NONE if c.bytes is None else format_bytes(c.bytes)),
+    ("n", "", lambda c: str(c.count)),
+    ("time", "us", lambda c: value_of(c.time_us)),
+    ("transfer", "us", lambda c: value_of(c.transfer_us)),
+    ("skew", "us", lambda c: value_of(c.skew_us)),
+    ("algbw", "Gbit/s", lambda c: value_of(c.algbw_gbit_s)),
+    ("busbw", "Gbit/s", lambda c: value_of(c.busbw_gbit_s)),
+    ("last", "rank", lambda c: f"{c.late_rank} ({c.late_share:.0%})"),
+)
 
 
 def _collective_table(traced: Traced) -> Table:
     """Each collective and size: its event, the transfer in it, the wait, the bandwidth, and who came last."""
-    columns = heads(
-        "collective",
-        "ranks",
-        "size",
-        "n",
-        ("time", "us"),
-        ("transfer", "us"),
-        ("skew", "us"),
-        ("algbw", "Gbit/s"),
-        ("busbw", "Gbit/s"),
-        ("last", "rank"),
-    )
-    rows = tuple(
-        (
-            c.collective,
-            str(c.group_size),
-            NONE if c.bytes is None else format_bytes(c.bytes),
-            str(c.count),
-            *map(value_of, (c.time_us, c.transfer_us, c.skew_us, c.algbw_gbit_s, c.busbw_gbit_s)),
-            f"{c.late_rank} ({c.late_share:.0%})",
-        )
-        for c in traced.collectives[:COLLECTIVES_SHOWN]
-    )
     title = "Collectives, matched over ranks"
-    return Table(columns=columns, rows=rows, title=title, label=title)
+    return tabulated(traced.collectives[:COLLECTIVES_SHOWN], COLLECTIVES, title=title, label=title)
 
 
 def _lines(traced: Traced) -> Iterator[str]:
