@@ -14,7 +14,7 @@ from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
-from scaling.worker.parallel.strategy import Edges, Take, Taken
+from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.waits import broadcast_rows
 
@@ -29,6 +29,12 @@ Ready = Callable[[int], Sequence[int]]
 """Given the host time at which the last forward ended, when each bucket was ready, ns; empty: not known."""
 
 
+Sent = frozenset[tuple[int, int]]
+"""Kinds of collectives, and elements of their results."""
+OF_NORMS = -2
+"""Unit of what layers inside send, until the wrapper's buckets are counted."""
+
+
 class Buckets:
     """The all-reduces of one wrapper's gradients.
 
@@ -37,8 +43,11 @@ class Buckets:
     say whose bucket they send (parallel.ddp).
     """
 
-    def __init__(self, ddp: DistributedDataParallel, key: int | None = None) -> None:
-        """`key`: of its group in the records; None: its size."""
+    def __init__(
+        self, ddp: DistributedDataParallel, key: int | None = None, norms: Sent = frozenset()
+    ) -> None:
+        """`key`: of its group in the records; None: its size. `norms`: what layers inside send (waits.Norms.sent)."""
+        self._norms = norms
         self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
         self._name = ddp.process_group.group_name
         self._key = dist.get_world_size(ddp.process_group) if key is None else key
@@ -57,14 +66,18 @@ class Buckets:
         if self._key == 1:
             return []
         ours = [call for call in seen if call.group.group_name == self._name]
-        reductions = [call for call in ours if call.kind == _ALL_REDUCE and call.bytes]
+        inside = [call for call in ours if call.blocking and _kind_and_elements(call) in self._norms]
+        ids = set(map(id, inside))
+        reductions = [c for c in ours if c.kind == _ALL_REDUCE and c.bytes and id(c) not in ids]
         if not self._hooked:
             reductions = self._in_order(reductions)
         _wait_for_callbacks(reductions)
-        ids = {id(call) for call in (*reductions, *(call for call in ours if call.kind == _BROADCAST))}
+        ids |= {id(call) for call in (*reductions, *(call for call in ours if call.kind == _BROADCAST))}
         others = [call for call in seen if id(call) not in ids and call.bytes]
         buckets = [call.row(seq, self._key, unit=call.unit) for seq, call in enumerate(reductions)]
-        return [*_by_bucket(buckets, ready), *self._others(others, len(reductions))]
+        own = [call.row(0, self._key, phase=call.phase, unit=OF_NORMS) for call in inside]
+        own = [row._replace(wait_ns=row.launch_ns, resume_ns=row.done_ns) for row in own]
+        return [*_by_bucket(buckets, ready), *self._others(others, len(reductions)), *own]
 
     def _others(self, others: Sequence[Seen], first: int) -> list[CollectiveRow]:
         rows = (call.row(seq, self._key, phase=_OTHER) for seq, call in enumerate(others, first))
@@ -91,18 +104,26 @@ class Buckets:
         return matches
 
 
-class BucketDetail:
+class BucketDetail(Detail):
     """The buckets of a detailed block. A tap is open meanwhile; the wrapper is the one that trains."""
 
-    unsharded_bytes = 0
-
     def __init__(
-        self, ddp: DistributedDataParallel, tap: Tap, ready: Ready | None = None, key: int | None = None
+        self,
+        ddp: DistributedDataParallel,
+        tap: Tap,
+        ready: Ready | None = None,
+        key: int | None = None,
+        norms: Sent = frozenset(),
     ) -> None:
-        """`ready`: None where a bucket counts as ready when it is launched. `key`: as `Buckets` takes it."""
-        self._ddp, self._tap, self._buckets, self._ready = weakref.ref(ddp), tap, Buckets(ddp, key), ready
+        """`ready`: None where a bucket counts as ready when it is launched. `key`, `norms`: as `Buckets` takes them."""
+        self._ddp, self._tap, self._buckets, self._ready = (
+            weakref.ref(ddp),
+            tap,
+            Buckets(ddp, key, norms),
+            ready,
+        )
+        super().__init__()
         self._count = max(1, len(bucket_bytes(ddp)))
-        self.wire: list[Message] = []
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Take]:
@@ -126,14 +147,14 @@ class BucketDetail:
         """Forget what was seen."""
         self._tap.take()
 
-    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-        """Ready times of single parameters are those of ddp_solo."""
-        return []
-
     @property
-    def stamps(self) -> int:
+    def stamps(self) -> int:  # type: ignore[override]
         """Launch, start and end of each bucket."""
         return 3 * max(self._count, len(self.wire))
+
+
+def _kind_and_elements(call: Seen) -> tuple[int, int]:
+    return call.kind, call.bytes // call.dtype.itemsize
 
 
 def done_by(rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:

@@ -10,7 +10,6 @@ receives, and then sends.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import weakref
@@ -123,20 +122,18 @@ def all_gather(
     group: Any,
     *,
     async_op: bool = False,
-    around: contextlib.AbstractContextManager[Any] | None = None,
 ) -> dist.Work | None:
     """Gather every rank's `part` in `whole`, of which it may be a view. Returns the work where it is asynchronous.
 
     Gloo's own sends over the link of two ranks in one direction after the other, and among more it pauses between the
     steps of its ring. So ranks send each other their parts, which puts (n-1)/n of `whole` on a link, as a ring does
-    (but see `gather_in_rings`). `around` is entered for a synchronous one.
+    (but see `gather_in_rings`).
     """
     on_host = part.device.type == "cpu" and backend_of(group, part.device.type) in HOST_BACKENDS
-    with around or contextlib.nullcontext():
-        if not on_host or group.group_name in _rings:
-            work: dist.Work | None = _all_gather(whole, part, group=group, async_op=async_op)
-        else:
-            work = _exchange_parts(whole, part, group, async_op=async_op)
+    if not on_host or group.group_name in _rings:
+        work: dist.Work | None = _all_gather(whole, part, group=group, async_op=async_op)
+    else:
+        work = _exchange_parts(whole, part, group, async_op=async_op)
     if async_op and on_host and work is not None:
         _gathers.setdefault(group.group_name, weakref.WeakSet()).add(work)
     return work if async_op else None
@@ -156,37 +153,29 @@ def _exchange_parts(whole: torch.Tensor, part: torch.Tensor, group: Any, *, asyn
     return _begin("all_gather", begin, group, whole, waits=not async_op)
 
 
-def reduce_scatter(
-    output: torch.Tensor,
-    whole: torch.Tensor,
-    group: Any,
-    *,
-    mean: bool = False,
-    around: contextlib.AbstractContextManager[Any] | None = None,
-) -> None:
+def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: Any, *, mean: bool = False) -> None:
     """Sum `whole` over the ranks and keep this rank's part of it in `output`.
 
     Gloo's own moves as much as an all-reduce. There each rank sends every other its part and sums what it receives,
     which moves (n-1)/n of `whole`, as a ring does. It begins once the all-gathers of the group are done that this rank
-    began before, as on a communicator of NCCL's. `around` is entered for that exchange.
+    began before, as on a communicator of NCCL's.
     """
     if backend_of(group, whole.device.type) not in HOST_BACKENDS:
         _reduce_scatter(output, whole, group=group, op=dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM)
         return
     n, mine = dist.get_world_size(group), dist.get_rank(group)
-    with around or contextlib.nullcontext():
-        parts = whole.cpu().view(n, -1)  # messages are of the host's memory
-        received = torch.empty_like(parts)
+    parts = whole.cpu().view(n, -1)  # messages are of the host's memory
+    received = torch.empty_like(parts)
 
-        def begin() -> Exchange:
-            for gather in list(_gathers.pop(group.group_name, ())):
-                gather.wait()
-            others = [rank for rank in range(n) if rank != mine]
-            begun = exchange({r: received[r] for r in others}, {r: parts[r] for r in others}, group)
-            received[mine] = parts[mine]
-            return begun
+    def begin() -> Exchange:
+        for gather in list(_gathers.pop(group.group_name, ())):
+            gather.wait()
+        others = [rank for rank in range(n) if rank != mine]
+        begun = exchange({r: received[r] for r in others}, {r: parts[r] for r in others}, group)
+        received[mine] = parts[mine]
+        return begun
 
-        _begin("reduce_scatter", begin, group, parts, waits=True)
+    _begin("reduce_scatter", begin, group, parts, waits=True)
     torch.sum(received.to(whole.device), dim=0, out=output.view(-1))
     if mean:
         output.div_(n)

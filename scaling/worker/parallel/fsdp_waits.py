@@ -1,25 +1,18 @@
-"""Stamp where a rank waits for the collectives of fully_shard, in probe blocks.
+"""Stamp when each unit of fully_shard has its turn and is waited for, in probe blocks.
 
 A rank waits before a unit's forward and before its backward for the unit's all-gather; where a reduce-scatter's buffer
 is to be used again; and at the end of backward for what is left. On an accelerator the compute stream waits, and the
 stamps are events on it; on the host's back end (Gloo) the host itself does. torch has no hooks there. So while a watch
 is on, four methods of each parameter group are replaced by ones that take stamps and wait first; torch's own wait that
-follows finds nothing left to wait for. Nothing else changes, and they are put back after the block.
-
-On the host's back end a unit's own calls of collectives may block, where they were not made asynchronous. These are
-stamped around the call (`Blocking`).
-
-What a sharded unit calls for its collectives on the host's back end, while a watch stamps where they block.
-
-What the stamped blocks of a sharded module record: where its ranks wait, and each collective with its unit.
+follows finds nothing left to wait for. Nothing else changes, and they are put back after the block. What is waited for
+in all is told by parallel.waits, as in any training.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
@@ -28,73 +21,11 @@ from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.guard import around, guarded
-from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Edges, Take, Taken, Wait
+from scaling.worker.parallel.guard import around
+from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Detail, Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.torch_private import awaited_buffer, last_reductions
-from scaling.worker.parallel.waits import FunctionalWaits
-
-
-class Stamps(Protocol):
-    """What is told of the calls (`Watch`)."""
-
-    def exchanging(self) -> AbstractContextManager[None]:
-        """Around a reduce-scatter."""
-
-    def gathered(self, inner: Callable[[], Any], group: Any) -> Any:
-        """Make an all-gather."""
-
-    def all_reduced(self) -> None:
-        """Behind an all-reduce over the copies."""
-
-
-class Blocking:
-    """The calls of one unit, replaced until `put_back`. Whoever set calls of his own keeps them: these are around."""
-
-    def __init__(self, group: Any, stamps: Stamps) -> None:
-        """`group`: the unit's FSDPParamGroup."""
-        self._group, self._stamps = group, stamps
-        self._before: dict[str, Any] = {}
-        gather, scatter = group._all_gather_comm, group._reduce_scatter_comm  # noqa: SLF001
-        self._replace("_all_gather_comm", _Call(gather, lambda call: stamps.gathered(call, group)))
-        if not hasattr(scatter, "watch"):  # the harness's own tells the watch by itself
-            self._replace("_reduce_scatter_comm", _Call(scatter, self._scattered))
-        if group._is_hsdp:  # noqa: SLF001
-            self._hook = group._all_reduce_hook  # noqa: SLF001
-            self._replace("_all_reduce_hook", self._all_reduced)
-
-    def put_back(self) -> None:
-        """Leave everything as it was."""
-        for name, value in self._before.items():
-            setattr(self._group, name, value)
-
-    def _replace(self, name: str, value: Any) -> None:
-        self._before[name] = getattr(self._group, name)
-        setattr(self._group, name, value)
-
-    def _scattered(self, call: Callable[[], Any]) -> Any:
-        with self._stamps.exchanging():
-            return call()
-
-    def _all_reduced(self, gradients: Any) -> None:
-        guarded(self._stamps.all_reduced)()
-        if self._hook is not None:
-            self._hook(gradients)
-
-
-class _Call:
-    """A collective's call with something around it; all else is the inner one's."""
-
-    def __init__(self, inner: Any, around: Callable[[Callable[[], Any]], Any]) -> None:
-        self._inner, self._around = inner, around
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        call = around(self._inner, lambda inner, *a, **n: self._around(lambda: inner(*a, **n)))
-        return call(*args, **named)
-
+from scaling.worker.parallel.waits import Waits
 
 _ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
 _REPLACED = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
@@ -129,13 +60,9 @@ class Watch:
         self._launched: dict[int, int] = {}
         self._turns: list[tuple[int, int]] = []
         """Units that have begun to reduce and nobody has waited for, with when, on an accelerator."""
-        self._since = 0
-        """When what a unit's all-reduce over copies waits for began: its reduce-scatter's end, or its turn."""
-        self.on_now = False
         self._weighs = False
         self.unsharded_bytes = 0
         """Most bytes of gathered parameters at once, in the first step of a block that tells collectives apart."""
-        self.waits: list[Wait] = []
         self.marks: list[Mark] = []
 
     def streams(self) -> list[Any]:
@@ -149,54 +76,30 @@ class Watch:
             if not self._host and hasattr(context, name)
         ]
 
-    def take(self) -> tuple[list[Wait], list[Mark]]:
-        """The windows and the marks since the last call."""
+    def take(self) -> list[Mark]:
+        """The marks since the last call."""
         self._weighs = False
-        stamped, self.waits, self.marks = (self.waits, self.marks), [], []
-        return stamped
+        marks, self.marks = self.marks, []
+        return marks
 
     @contextlib.contextmanager
     def on(self, tap: Tap | None = None) -> Iterator[None]:
         """Stamp inside; `tap`: also tell it each collective's unit and phase, and where it is waited for."""
-        self._tap, self.on_now = tap, True
+        self._tap = tap
         self._weighs = self._weighing and tap is not None
         self._gathered, self._reduced, self._launched, self._turns = {}, [], {}, []
-        self.waits, self.marks = [], []
+        self.marks = []
         for unit, group in enumerate(self._groups):
             for name in _REPLACED:
                 method = getattr(self, f"_{name}")
                 setattr(group, name, around(getattr(group, name), _on_unit(method, group, unit)))
-        calls = [Blocking(group, self) for group in self._groups] if self._host else []
         try:
             yield
         finally:
-            self._tap, self.on_now = None, False
+            self._tap = None
             for group in self._groups:
                 for name in _REPLACED:
                     delattr(group, name)
-            for call in calls:
-                call.put_back()
-
-    @contextlib.contextmanager
-    def exchanging(self) -> Iterator[None]:
-        """Around the blocking exchange of a reduce-scatter on the host's back end."""
-        begin = self._stamp()
-        yield
-        self._since = self._stamp()
-        if self.on_now:
-            self.waits.append(Wait(BACKWARD, begin, self._since))
-
-    def all_reduced(self) -> None:
-        """Behind HSDP's all-reduce, which blocked the host since the reduce-scatter before it, where there is one."""
-        self.waits.append(Wait(BACKWARD, self._since, self._stamp()))
-
-    def gathered(self, inner: Callable[[], Any], group: Any) -> Any:
-        """Make a unit's all-gather; one that is not asynchronous blocks the host."""
-        begin, phase = self._stamp(), _phase(group)
-        work = inner()
-        if work is None:
-            self.waits.append(Wait(phase, begin, self._stamp()))
-        return work
 
     @contextlib.contextmanager
     def _collectives_of(self, unit: int, phase: int) -> Iterator[list[Seen]]:
@@ -243,13 +146,12 @@ class Watch:
         begin, phase, seen = self._stamp(), _phase(group), self._gathered.pop(unit, None)
         self.marks.append(Mark(False, phase, unit, self._launched.pop(unit, begin), begin))
         sends = bool(result.all_gather_input_split_sizes)  # over one rank nothing is gathered
-        blocked = self._host and result.all_gather_work is None  # the call itself was the wait
         if isinstance(result.all_gather_work, dist.Work):
             result.all_gather_work.wait()
         elif sends and not self._host and result.all_gather_event is not None:
             group.device_handle.current_stream().wait_event(result.all_gather_event)
-        if sends and not blocked:
-            self._waited(phase, begin, [seen] if seen else [])
+        if sends and not (self._host and result.all_gather_work is None):  # else the call itself was the wait
+            self._waited(begin, [seen] if seen else [])
         inner()
         self._weigh()
 
@@ -261,7 +163,7 @@ class Watch:
     def _post_backward(self, inner: Any, group: Any, unit: int, *unused: Any) -> None:
         if not self._host and group.reduce_grads:
             self._wait_for_buffer(group)
-        at = self._since = self._stamp()
+        at = self._stamp()
         with self._collectives_of(unit, BACKWARD) as seen:
             inner(*unused)
         if group.reduce_grads and self._host:  # the call itself was the wait
@@ -279,7 +181,7 @@ class Watch:
             if awaited.event is not None:
                 group.device_handle.current_stream().wait_event(awaited.event)
             scattered = next((s for s in self._reduced if s.kind == _REDUCE_SCATTER and not s.wait), None)
-            self._waited(BACKWARD, begin, [scattered] if scattered else [])
+            self._waited(begin, [scattered] if scattered else [])
             self._reduced_by(begin, self._turns[:1])
 
     def _finalize_backward(self, inner: Any, group: Any, _unit: int) -> None:
@@ -288,7 +190,7 @@ class Watch:
             begin = self._stamp()
             for event in events:
                 group.device_handle.current_stream().wait_event(event)
-            self._waited(BACKWARD, begin, [call for call in self._reduced if call.wait == 0])
+            self._waited(begin, [call for call in self._reduced if call.wait == 0])
             self._reduced = []
             self._reduced_by(begin, self._turns)
         inner()
@@ -298,9 +200,8 @@ class Watch:
         self.marks += [Mark(True, BACKWARD, unit, at, begin) for unit, at in turns]
         self._turns = self._turns[len(turns) :]
 
-    def _waited(self, phase: int, begin: int, seen: Sequence[Seen]) -> None:
+    def _waited(self, begin: int, seen: Sequence[Seen]) -> None:
         end = self._stamp()
-        self.waits.append(Wait(phase, begin, end))
         for call in seen:
             call.wait, call.resume = begin, end
 
@@ -323,11 +224,11 @@ def _phase(group: Any) -> int:
 
 
 _OTHER = PHASES.index("other")
-STAMPS_A_UNIT = 17
-"""Three collectives with launch, start and end, and begin and end of as many waits, in a forward and a backward."""
+STAMPS_A_UNIT = 23
+"""In forward and backward: three collectives with launch, start and end, and twice begin and end of their waits."""
 
 
-class UnitProbe:
+class UnitProbe(Detail):
     """The stamps of one arm. Over one rank nothing is sent: its rows have a unit's turns, without launch and end."""
 
     def __init__(
@@ -340,34 +241,34 @@ class UnitProbe:
         detailed: bool,
         others: Mapping[tuple[int, ...], int] | None = None,
         divided_layers: int = 0,
+        waits: Waits | None = None,
     ) -> None:
         """`keys`: of the communicators in the records, by their groups' names; none over one rank.
 
         `others`: of those that torch made by itself, by their ranks. `divided_layers`: layers that are divided over
-        ranks; what these send is a unit of its own behind the others.
+        ranks; what these send is a unit of its own behind the others. `waits`: tells the steps' waits; None: another
+        does.
         """
         self._others = others or {}
         self._divided_layers = divided_layers
-        self._layers = FunctionalWaits(device.clock.stamp) if divided_layers else None
+        self._waits = waits if keys else None
         self._watch, self._keys, self._sizes, self._detailed = watch, dict(keys), sizes, detailed
+        super().__init__()
         self._tap = Tap(device.clock)
-        self.wire: list[Message] = []
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Take]:
-        """Inside, waits are stamped; in a detailed block over several ranks the tap is open."""
+        """Inside, units and waits are stamped; in a detailed block over several ranks the tap is open."""
         sends = self._detailed and bool(self._keys)
         with (
             self._tap.on() if sends else contextlib.nullcontext(),
             self._watch.on(self._tap if sends else None),
-            self._layers.on(self._tap if sends else None) if self._layers else contextlib.nullcontext(),
+            self._waits.on() if self._waits else contextlib.nullcontext(),
         ):
             yield self._take
 
     def _take(self, _forward_end_ns: int) -> Taken:
-        waits, marks = self._watch.take()
-        if self._layers:
-            waits += self._layers.take()
+        marks, waits = self._watch.take(), self._waits.take() if self._waits else []
         if not self._detailed:
             return Taken(None, waits)
         if not self._keys:
@@ -384,7 +285,7 @@ class UnitProbe:
 
     def _of_layers(self, seen: Seen) -> bool:
         """Whether divided layers sent it: it is waited for, and is no unit's. A device's tokens are below 0."""
-        return self._layers is not None and seen.unit < 0 and seen.wait != 0
+        return self._divided_layers > 0 and seen.unit < 0 and seen.wait != 0
 
     def _key(self, group: Any) -> int:
         """0: it is none of the strategy's communicators."""
@@ -408,27 +309,19 @@ class UnitProbe:
             resume_ns=mark.wait,
         )
 
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:  # noqa: ARG002
-        """fully_shard sends no buffers, and its waits are stamped."""
-        return list(rows)
-
     def discard(self) -> None:
         """Forget the steps so far."""
         self._watch.take()
         self._tap.take()
-        if self._layers:
-            self._layers.take()
-
-    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-        """Gradients are reduced by unit."""
-        return []
+        if self._waits:
+            self._waits.take()
 
     @property
-    def stamps(self) -> int:
+    def stamps(self) -> int:  # type: ignore[override]
         """For every unit and every divided layer, a step's turns."""
         return STAMPS_A_UNIT * (len(self._sizes) + self._divided_layers)
 
     @property
-    def unsharded_bytes(self) -> int:
+    def unsharded_bytes(self) -> int:  # type: ignore[override]
         """Most that was gathered at once in the first step of a block."""
         return self._watch.unsharded_bytes

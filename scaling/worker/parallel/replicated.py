@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
@@ -24,56 +25,53 @@ from scaling.settings.schedule import PHASES, Message
 from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
-from scaling.worker.parallel.buckets import BucketDetail, done_by
+from scaling.worker.parallel.buckets import OF_NORMS, BucketDetail, done_by
 from scaling.worker.parallel.computed import share_bytes
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
+from scaling.worker.parallel.strategy import BUFFERS, Detail, Edges, Take, Taken
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.parallel.waits import InlineWaits, Norms, broadcast_rows, sends_buffers
+from scaling.worker.parallel.waits import Norms, Waits, broadcast_rows, sends_buffers
 
 _BROADCAST, _OTHER = KINDS.index("broadcast"), PHASES.index("other")
-STAMPS_A_LAYER = 4
-"""Launch and end of a layer's collective in forward, and of that in backward."""
+STAMPS_A_LAYER = 8
+"""Launch and end of a layer's collective in forward and of that in backward, and begin and end of both waits."""
 
 
-class InlineProbe:
+class InlineProbe(Detail):
     """The stamps of one arm over several ranks. The module's own collectives are a unit behind the buckets."""
-
-    unsharded_bytes = 0
 
     def __init__(
         self,
-        waits: InlineWaits,
+        waits: Waits | None,
         buckets: Detail | None,
         ddp: DistributedDataParallel,
-        group_key: int,
         *,
         layers: int,
     ) -> None:
-        """`buckets`: what a detailed block records of them; None in a light one. `layers`: that send something."""
-        self._waits, self._buckets, self._key, self._layers = waits, buckets, group_key, layers
+        """`waits`: tells the steps' waits; None: another does. `layers`: that send something.
+
+        `buckets`: what a detailed block records of them, with the layers' collectives; None in a light one.
+        """
+        super().__init__()
+        self._waits, self._buckets, self._layers = waits, buckets, layers
         self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
         self._count = len(bucket_bytes(ddp))
         self._buffers_bytes = sum(b.nbytes for b in ddp.module.buffers()) if sends_buffers(ddp) else 0
-        self.wire: list[Message] = []
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Take]:
         """Inside, the module's own collectives are stamped, and in a detailed block the buckets."""
         buckets = self._buckets.taking() if self._buckets else contextlib.nullcontext()
-        with self._waits.on(), buckets as take:
+        with self._waits.on() if self._waits else contextlib.nullcontext(), buckets as take:
             yield functools.partial(self._take, take)
 
     def _take(self, take: Take | None, forward_end_ns: int) -> Taken:
-        calls = self._waits.take()
-        waits = [Wait(call.phase, call.launch, call.done) for call in calls]
+        waits = [wait for wait in self._waits.take() if wait.phase != BUFFERS] if self._waits else []
         if take is None:
             return Taken(None, waits, waits_behind=True)
-        sent = take(forward_end_ns).collectives or []
-        inline = [call.waited_row(0, self._key, phase=call.phase, unit=self._count) for call in calls]
-        rows = _in_order([*inline, *_units(sent, self._count)])
+        rows = _in_order(_units(take(forward_end_ns).collectives or [], self._count))
         self.wire = self._messages(rows)
         return Taken(rows, waits, waits_behind=True)
 
@@ -110,16 +108,13 @@ class InlineProbe:
 
     def discard(self) -> None:
         """Forget the steps so far."""
-        self._waits.take()
+        if self._waits:
+            self._waits.take()
         if self._buckets is not None:
             self._buckets.discard()
 
-    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-        """Ready times are those of ddp_solo."""
-        return []
-
     @property
-    def stamps(self) -> int:
+    def stamps(self) -> int:  # type: ignore[override]
         """Stamps of the layers and the buckets."""
         return STAMPS_A_LAYER * self._layers + 3 * self._count
 
@@ -131,15 +126,15 @@ def _behind(row: CollectiveRow, edges: Edges) -> int:
 
 
 def _units(rows: Sequence[CollectiveRow], count: int) -> list[CollectiveRow]:
-    """The rows with their buckets, of which there are `count`, as units; those of others have none.
+    """The rows with their buckets, of which there are `count`, as units, and layers' behind them; others have none.
 
     Further messages of a hook are of the bucket before them. Rows that name no bucket are in the order of buckets.
     """
     named, place = any(row.unit >= 0 for row in rows), -1
     numbered: list[CollectiveRow] = []
     for row in rows:
-        if row.phase == _OTHER:
-            numbered.append(row)
+        if row.phase == _OTHER or row.unit == OF_NORMS:
+            numbered.append(row if row.phase == _OTHER else row._replace(unit=count))
             continue
         place = row.unit if row.unit >= 0 else place if named else (place + 1) % count
         numbered.append(row._replace(unit=place))
@@ -240,11 +235,11 @@ class Replicated:
             return _Solo(SoloProbe(self._ddp, self._device), len(self.buckets)) if detailed else None
         tap = Tap(self._device.clock)
         ready = ReadyTimes(self._ddp).absolute_ns if detailed and self._device.type == CPU else None
-        buckets = BucketDetail(self._ddp, tap, ready, self._group.key) if detailed else None
+        sent = frozenset() if self._norms is None else self._norms.sent(dist.get_world_size(self._group.data))
+        buckets = BucketDetail(self._ddp, tap, ready, self._group.key, sent) if detailed else None
         if self._norms is None:
             return buckets
-        inside = InlineWaits(self._norms, self._group.data, self._device.clock.stamp, tap)
-        return InlineProbe(inside, buckets, self._ddp, self._group.key, layers=len(self._norms))
+        return InlineProbe(Waits(self._device), buckets, self._ddp, layers=len(self._norms))
 
     def bytes(self) -> dict[str, int]:
         """Every rank holds everything. Gradients that are no views of their buckets lie beside them."""
@@ -254,25 +249,17 @@ class Replicated:
         return sizes
 
 
-class _Solo:
+class _Solo(Detail):
     """The buckets of a wrapper over one rank, which sends nothing."""
 
-    unsharded_bytes = 0
-
     def __init__(self, probe: SoloProbe, count: int) -> None:
+        super().__init__()
         self._probe, self.stamps = probe, count
-        self.wire: list[Message] = []
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Take]:
         with self._probe.taking() as take:
             yield lambda forward_end_ns: Taken(take(forward_end_ns), None)
-
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:  # noqa: ARG002
-        return list(rows)
-
-    def discard(self) -> None:
-        pass
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
         return self._probe.parameters(begin_ns)

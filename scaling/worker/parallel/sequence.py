@@ -25,7 +25,6 @@ from torch.nn.utils import parametrize
 from scaling.errors import InputError
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
-from scaling.worker.parallel.waits import FunctionalWaits
 
 _OPS = torch.ops._c10d_functional  # noqa: SLF001
 _Way: TypeAlias = Callable[[Any], Any]
@@ -76,7 +75,7 @@ class Parts:
         part = part.contiguous()
         if self._host:
             rows: torch.Tensor = part.new_empty(self._ranks * part.shape[0], *part.shape[1:])
-            all_gather(rows, part, self._group, around=FunctionalWaits.exchanging())
+            all_gather(rows, part, self._group)
         else:
             rows = _OPS.wait_tensor(_OPS.all_gather_into_tensor(part, self._ranks, self._group.group_name))
         parts = rows.view(self._ranks, *part.shape)
@@ -94,7 +93,7 @@ class Parts:
             part = _OPS.reduce_scatter_tensor(rows, "sum", self._ranks, self._group.group_name)
             return _OPS.wait_tensor(part)  # type: ignore[no-any-return]
         output: torch.Tensor = rows.new_empty(whole.shape[0], *rows.shape[1:])
-        reduce_scatter(output, rows, self._group, around=FunctionalWaits.exchanging())
+        reduce_scatter(output, rows, self._group)
         return output
 
     def summed(self, gradient: torch.Tensor) -> torch.Tensor:

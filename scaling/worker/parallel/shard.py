@@ -5,7 +5,6 @@ Which modules of a model are sharded together: its units.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from scaling.errors import InputError
 from scaling.settings.parallel import Fsdp
 from scaling.worker.models.options import repeated
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
-from scaling.worker.parallel.fsdp_waits import Watch
 from scaling.worker.parallel.torch_private import param_groups, reduces_alone
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,9 +48,6 @@ class HostAllGather(_Allocates):
 class HostReduceScatter(_Allocates):
     """torch's ReduceScatter for the host's back end: it moves what NCCL's does, and blocks the host meanwhile."""
 
-    def __init__(self) -> None:
-        self.watch: Watch | None = None
-
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -62,9 +57,7 @@ class HostReduceScatter(_Allocates):
         async_op: bool = False,  # noqa: ARG002  # torch waits for it at once
     ) -> None:
         """Reduce into this rank's part."""
-        watching = self.watch is not None and self.watch.on_now
-        around = self.watch.exchanging() if self.watch and watching else contextlib.nullcontext()
-        reduce_scatter(output_tensor, input_tensor, group, mean=op == dist.ReduceOp.AVG, around=around)
+        reduce_scatter(output_tensor, input_tensor, group, mean=op == dist.ReduceOp.AVG)
 
 
 def shard(

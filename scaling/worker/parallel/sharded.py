@@ -31,7 +31,6 @@ from scaling.worker.parallel.replicated import held_bytes
 from scaling.worker.parallel.shard import (
     HALF,
     TYPES,
-    HostReduceScatter,
     reduces_of,
     shard,
     unit_names,
@@ -40,6 +39,7 @@ from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
 from scaling.worker.parallel.torch_private import param_groups, shard_fused_sgd, whole_bytes
+from scaling.worker.parallel.waits import Waits
 
 
 class Shards:
@@ -184,9 +184,6 @@ class Sharded:
         self.buckets = [sum(whole_bytes(p) for p in group.fsdp_params) for group in groups]
         self._replicated = any(group._is_hsdp for group in groups)  # noqa: SLF001
         self._watch = Watch(groups, device.clock.stamp, host=host)
-        for group in groups:
-            if isinstance(group._reduce_scatter_comm, HostReduceScatter):  # noqa: SLF001
-                group._reduce_scatter_comm.watch = self._watch  # noqa: SLF001
 
     @contextlib.contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
@@ -222,6 +219,7 @@ class Sharded:
             detailed=detailed,
             others=self._others,
             divided_layers=self._divided.layers,
+            waits=Waits(self._device),
         )
 
     def bytes(self) -> dict[str, int]:

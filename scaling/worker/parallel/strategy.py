@@ -15,17 +15,23 @@ import torch
 
 from scaling.records.format import CollectiveRow
 from scaling.settings.schedule import PHASES, Message
+from scaling.worker.parallel.torch_private import in_backward
 
 FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
-ANYWHERE, BUFFERS = -1, -2
-"""Phases of a Wait in an own loop: the one in which it lies, and that of DDP's broadcast of buffers."""
+BUFFERS = -2
+"""Phase of a Wait for DDP's broadcast of buffers."""
+
+
+def phase_now() -> int:
+    """Whether this thread computes forward or backward."""
+    return BACKWARD if in_backward() else FORWARD
 
 
 class Wait(NamedTuple):
     """A window in which a rank waits for communication; stamps are tokens, then ns."""
 
     phase: int
-    """FORWARD or BACKWARD, ANYWHERE or BUFFERS."""
+    """FORWARD (whatever is not in backward), BACKWARD or BUFFERS."""
     begin: int
     end: int
 
@@ -54,31 +60,32 @@ Take = Callable[[int], Taken]
 """Given the host time at which the step's last forward ended, returns what the step left."""
 
 
-class Detail(Protocol):
+class Detail:
     """What the stamped blocks of an arm record of communication."""
 
-    wire: list[Message]
-    """The collectives of the step taken last, in the order of launch."""
+    stamps = 0
+    """Largest number of stamps that it takes in a step."""
+    unsharded_bytes = 0
+    """Most bytes of gathered parameters that the rank held at once; 0 where nothing is gathered."""
+
+    def __init__(self) -> None:
+        self.wire: list[Message] = []
+        """The collectives of the step taken last, in the order of launch."""
 
     def taking(self) -> contextlib.AbstractContextManager[Take]:
         """Inside, `take` can be called after each step."""
+        raise NotImplementedError
 
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:  # noqa: ARG002
         """A step's rows, as taken, with what its own stamps show."""
+        return list(rows)
 
     def discard(self) -> None:
         """Forget what was seen so far."""
 
-    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
+    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
         """BlockRecord.parameters, given when the steps taken last began; empty where ready times are not known."""
-
-    @property
-    def stamps(self) -> int:
-        """Largest number of stamps that it takes in a step."""
-
-    @property
-    def unsharded_bytes(self) -> int:
-        """Most bytes of gathered parameters that the rank held at once; 0 where nothing is gathered."""
+        return []
 
 
 class Parallelized(Protocol):

@@ -32,6 +32,7 @@ from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.worker.accelerator.clock import Clock, now_ns
 from scaling.worker.parallel.guard import around, guarded
+from scaling.worker.parallel.strategy import phase_now
 
 HOST_BACKENDS = frozenset({"gloo", "mpi"})
 """Back ends whose collectives end in host time, whatever the device of their tensors is."""
@@ -60,6 +61,8 @@ class Seen:
     result: int = 0
     """Where its result begins in memory."""
     done: int = 0
+    blocking: bool = False
+    """Whether the call waits for it."""
     called: bool = False
     """Whether a thread of the back end says when it is done."""
     wait: int = 0
@@ -131,12 +134,11 @@ class Tap:
         self._backends: dict[tuple[str, str], bool] = {}
         """(name of the group, type of device) -> whether its ends are host times."""
         self.phase = 0
-        """Index into settings.schedule.PHASES of collectives from here on."""
+        """Index into settings.schedule.PHASES of collectives of a unit from here on."""
         self.unit = -1
         """Bucket or sharded unit of collectives from here on; -1: none."""
         self.bucket = -1
         """Unit of the next collective that sends something, and of no other; -1: that of the others."""
-        self._passing = False
 
     @property
     def opened(self) -> bool:
@@ -170,15 +172,6 @@ class Tap:
         finally:
             self.close()
 
-    @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
-        """Collectives inside are not noted: they are stamped elsewhere."""
-        self._passing = True
-        try:
-            yield
-        finally:
-            self._passing = False
-
     def take(self) -> list[Seen]:
         """What was noted since the last call, in the order of launch. A `done` may still be missing."""
         seen, self._seen = self._seen, []
@@ -207,8 +200,6 @@ class Tap:
             return operator.redispatch(keys.remove(SELECT), *args, **named)
 
         def noting(inner: Callable[..., Any], keys: Any, *args: Any, **named: Any) -> Any:
-            if self._passing:
-                return inner(keys, *args, **named)
             sized = (
                 args[sized_by] if _nbytes(args[sized_by]) else args[0]
             )  # a rank may have nothing to scatter
@@ -216,6 +207,7 @@ class Tap:
             group = dist.ProcessGroup.unbox(args[at])
             seen = self._noted(kind, group, sized, _first(args[0] if _nbytes(args[0]) else sized))
             waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
+            seen.blocking = waits
             if not waits:
                 self._stamp_start(seen, device)
             result = inner(keys, *args, **named)
@@ -236,7 +228,7 @@ class Tap:
             group=group,
             bytes=nbytes,
             dtype=_first(sized).dtype,
-            phase=self.phase,
+            phase=self.phase if self.unit >= 0 else phase_now(),
             unit=unit,
             enqueue_ns=now_ns(),
             launch=self._clock.stamp(),

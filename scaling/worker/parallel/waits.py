@@ -1,18 +1,8 @@
-"""Stamp where a rank waits for communication: in an own loop every window, whoever started it (Waits).
+"""Stamp where a rank waits for communication: every window, whoever started it.
 
-Stamp where a rank waits for a functional collective, as those of DTensor and tensor parallel are.
-
-Their result is waited for by the operator `wait_tensor`, in forward and in backward. While a watch is on, the operator
-has a kernel that takes a stamp before and after it. On an accelerator the stamps are events: the stream waits. Nothing
-else changes, and the kernel is removed after the block. A collective that blocks the host is stamped by `exchanging`.
-
-SyncBatchNorm inside a module: over which ranks it takes its statistics, and where a rank waits for them.
-
-A layer gathers its mean and variance from all ranks in forward and adds up two sums over them in backward. torch makes
-these calls without async_op (torch/nn/modules/_functions.py), so the current stream goes on when the result is there.
-Over one rank a layer does what BatchNorm does and calls nothing.
-
-Stamp the broadcast of buffers, with which DDP begins a forward.
+A layer of SyncBatchNorm gathers its mean and variance from all ranks in forward and adds up two sums over them in
+backward. torch makes these calls without async_op (torch/nn/modules/_functions.py), so the current stream goes on when
+the result is there. Over one rank a layer does what BatchNorm does and calls nothing.
 
 A module with buffers (BatchNorm's running statistics) takes part in a broadcast from its first rank at the begin of
 every forward that follows a reduced backward. Ranks wait for each other there, so a late rank shows in forward and not
@@ -38,11 +28,11 @@ from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES
 from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.claims import END_COALESCING, MESSAGES, Begun, Claims
+from scaling.worker.parallel.collectives import Exchange
 from scaling.worker.parallel.guard import around
-from scaling.worker.parallel.strategy import ANYWHERE, BACKWARD, BUFFERS, FORWARD, Wait
-from scaling.worker.parallel.tap import SELECT, Seen, Tap
+from scaling.worker.parallel.strategy import BUFFERS, Wait, phase_now
+from scaling.worker.parallel.tap import SELECT, Tap
 from scaling.worker.parallel.torch_private import in_backward
 
 _CALLS_OF_GROUPS = (
@@ -56,7 +46,7 @@ _CALLS_OF_GROUPS = (
 
 
 class Waits:
-    """Every window in which the loop waits for communication, whoever started it. One is open at a time in a process.
+    """Every window in which a training waits for communication. One is open at a time in a process.
 
     Python waits by `Work.wait`, by `Future.wait`, by the operator `wait_tensor` (DTensor), and inside of calls that
     are not asynchronous; DDP's broadcast of buffers waits in C++. These are replaced while it is open. On the host's
@@ -80,7 +70,6 @@ class Waits:
     def on(self) -> Iterator[Waits]:
         """Stamp inside."""
         self._windows, self._stream = [], None if self._host else torch.accelerator.current_stream()
-        waits = functools.partial(self._timed, ANYWHERE)
         places = [(place, name, stand) for place, name, stand in self._places() if hasattr(place, name)]
         before = [(place, name, vars(place).get(name)) for place, name, _ in places]  # bound to nothing
         library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
@@ -89,7 +78,7 @@ class Waits:
         def wait_tensor(keys: Any, tensor: torch.Tensor) -> Any:
             return operator.redispatch(keys.remove(SELECT), tensor)
 
-        kernel = around(wait_tensor, waits)
+        kernel = around(wait_tensor, self._tensor_waited)
         library.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
         for place, name, stand in places:
             setattr(place, name, untraced(around(getattr(place, name), stand)))
@@ -109,11 +98,12 @@ class Waits:
     def _places(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """What is replaced: where, by what name, and what stands around it."""
         yield dist.Work, "wait", self._work_waited
+        yield Exchange, "wait", self._work_waited
         yield dist.Work, "is_completed", self._work_polled
         yield dist.Work, "get_future", self._future_asked
         yield torch._C.Future, "wait", self._future_waited  # noqa: SLF001
         yield torch._C.Future, "done", self._future_polled  # noqa: SLF001
-        yield dist, "_broadcast_coalesced", functools.partial(self._timed, BUFFERS)
+        yield dist, "_broadcast_coalesced", functools.partial(self._timed, phase=BUFFERS)
         for name in _CALLS_OF_GROUPS:
             yield dist.ProcessGroup, name, functools.partial(self._begun, name)
         module = None if self._host else torch.get_device_module(self._type)
@@ -128,7 +118,7 @@ class Waits:
     def _begun(self, name: str, call: Callable[..., Any], group: Any, *args: Any, **named: Any) -> Any:
         """A call that starts communication: it blocks the host, or makes the current stream go through it."""
         waits = not getattr(args[-1] if args else None, "asyncOp", True)
-        timed = functools.partial(self._timed, ANYWHERE, call) if self._host or waits else call
+        timed = functools.partial(self._timed, call) if self._host or waits else call
         work = timed(group, *args, **named)
         if self._in_loop():
             noted, elsewhere = self.claims.begun(name, group.group_name, args, work), self._elsewhere()
@@ -136,8 +126,17 @@ class Waits:
                 self.claims.claim([noted], elsewhere if waits else None)
         return work
 
+    def _tensor_waited(self, call: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
+        """The operator waits for a functional collective: DTensor's, and those of tensor parallel."""
+        waited = len(self._windows)
+        result = self._timed(call, keys, tensor)
+        seen = Tap.now.waited_for(tensor.data_ptr()) if Tap.now is not None else None
+        if seen is not None and len(self._windows) > waited:
+            seen.phase, seen.wait, seen.resume = self._windows[-1]
+        return result
+
     def _work_waited(self, call: Callable[..., Any], work: Any, *args: Any, **named: Any) -> Any:
-        result = self._timed(ANYWHERE, call, work, *args, **named)
+        result = self._timed(call, work, *args, **named)
         if self._in_loop():
             self.claims.waited(work, self._elsewhere())
         return result
@@ -153,7 +152,7 @@ class Waits:
         return call(work)
 
     def _future_waited(self, call: Callable[..., Any], future: Any) -> Any:
-        result = self._timed(ANYWHERE, call, future)
+        result = self._timed(call, future)
         if self._in_loop():
             self.claims.claim(self.claims.of_futures(), self._elsewhere())
         return result
@@ -189,13 +188,14 @@ class Waits:
             return result
         if self._elsewhere() is not None:  # no stamp is possible
             return call(*args)
-        result = self._timed(ANYWHERE, call, *args)
+        result = self._timed(call, *args)
         self.claims.claim(awaited, None)
         return result
 
-    def _timed(self, phase: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    def _timed(self, call: Callable[..., Any], *args: Any, phase: int | None = None, **named: Any) -> Any:
         if getattr(self._waiting, "inside", False) or not self._in_loop() or self._elsewhere() is not None:
             return call(*args, **named)
+        phase = phase_now() if phase is None else phase
         self._waiting.inside, begin = True, self._stamp()
         try:
             return call(*args, **named)
@@ -220,76 +220,6 @@ def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call  # type: ignore[no-untyped-call]
 
 
-class FunctionalWaits:
-    """The windows in which this rank waits. One is on at a time in a process."""
-
-    _now: FunctionalWaits | None = None
-
-    def __init__(self, stamp: Callable[[], int]) -> None:
-        self._stamp = stamp
-        self._tap: Tap | None = None
-        self.waits: list[Wait] = []
-
-    @contextlib.contextmanager
-    def on(self, tap: Tap | None = None) -> Iterator[None]:
-        """Stamp inside; `tap`: also tell it of each collective when it was waited for, and in which phase."""
-        self.waits, self._tap, FunctionalWaits._now = [], tap, self
-        library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-        library.impl("wait_tensor", self._kernel(tap), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            FunctionalWaits._now, self._tap = None, None
-            library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
-
-    def take(self) -> list[Wait]:
-        """The windows since the last call."""
-        windows, self.waits = self.waits, []
-        return windows
-
-    def _kernel(self, tap: Tap | None) -> Callable[..., Any]:
-        operator, stamp = torch.ops._c10d_functional.wait_tensor.default, self._stamp  # noqa: SLF001
-
-        def kernel(keys: Any, tensor: torch.Tensor) -> Any:
-            phase = phase_now()
-            begin = stamp()
-            result = operator.redispatch(keys.remove(SELECT), tensor)
-            end = stamp()
-            self.waits.append(Wait(phase, begin, end))
-            seen = tap.waited_for(tensor.data_ptr()) if tap else None
-            if seen is not None:
-                seen.wait, seen.resume, seen.phase = begin, end, phase
-            return result
-
-        return kernel
-
-    @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        """Around a collective that blocks the host."""
-        tap, phase, begin = self._tap, phase_now(), self._stamp()
-        place = tap.count if tap else 0
-        yield
-        self.waits.append(Wait(phase, begin, self._stamp()))
-        for seen in tap.since(place) if tap else ():
-            seen.phase = phase
-
-    @classmethod
-    def exchanging(cls) -> contextlib.AbstractContextManager[None]:
-        """`around` of the watch that is on; nothing where none is."""
-        return cls._now.around() if cls._now else contextlib.nullcontext()
-
-
-def phase_now() -> int:
-    """Whether this thread computes forward or backward."""
-    return BACKWARD if in_backward() else FORWARD
-
-
-_CALLS = {
-    "all_reduce": "all_reduce",
-    "all_gather_single": "all_gather",  # since torch 2.13
-    "all_gather_into_tensor": "all_gather",
-}
-"""What the layers call in torch.distributed, and its kind. The group is the third argument, async_op the fourth."""
 _GATHER, _REDUCE = KINDS.index("all_gather"), KINDS.index("all_reduce")
 
 
@@ -318,58 +248,6 @@ class Norms:
         """
         gathered = {(_GATHER, ranks * (2 * layer.num_features + 1)) for layer in self._layers}
         return frozenset(gathered | {(_REDUCE, 2 * layer.num_features) for layer in self._layers})
-
-
-class InlineWaits:
-    """Stamps what the layers call over a process group, in probe blocks only. Other calls pass."""
-
-    def __init__(self, norms: Norms, group: Any, stamp: Callable[[], int], tap: Tap | None = None) -> None:
-        """`tap`: one that is open meanwhile, and is not to note what is stamped here."""
-        self._group, self._stamp, self._tap = group, stamp, tap
-        self._sent = norms.sent(dist.get_world_size(group))
-        self._stamped: list[Seen] = []
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Inside, torch.distributed's functions stamp such calls. They are put back afterwards."""
-        self._stamped = []
-        before = {name: getattr(dist, name) for name in _CALLS if hasattr(dist, name)}
-        for name, call in before.items():
-            setattr(dist, name, around(call, functools.partial(self._call, KINDS.index(_CALLS[name]))))
-        try:
-            yield
-        finally:
-            for name, call in before.items():
-                setattr(dist, name, call)
-
-    def take(self) -> list[Seen]:
-        """What was stamped since the last call, in order."""
-        stamped, self._stamped = self._stamped, []
-        return stamped
-
-    def _call(self, kind: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        group = args[2] if len(args) > 2 else named.get("group")
-        asynchronous = args[3] if len(args) > 3 else named.get("async_op", False)
-        result: Any = args[0] if args else None
-        ours = group is self._group and not asynchronous and isinstance(result, torch.Tensor)
-        if not ours or (kind, result.numel()) not in self._sent:
-            return call(*args, **named)
-        seen = Seen(
-            kind=kind,
-            group=group,
-            bytes=result.nbytes,
-            dtype=result.dtype,
-            phase=phase_now(),
-            unit=-1,
-            enqueue_ns=now_ns(),
-            launch=self._stamp(),
-        )
-        with self._tap.passing() if self._tap else contextlib.nullcontext():
-            answer = call(*args, **named)
-        seen.wait, seen.done = seen.launch, self._stamp()
-        seen.resume = seen.done
-        self._stamped.append(seen)
-        return answer
 
 
 def sends_buffers(module: torch.nn.Module) -> bool:

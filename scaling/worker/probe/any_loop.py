@@ -27,25 +27,30 @@ from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
 
 
-class AnyLoop:
-    """A module, as a probe sees it (probe.followed.Followed). All ranks of the default group train it together."""
+class Followed:
+    """A module that a loop trains, as a probe sees it: all ranks of the default group train it together.
+
+    What a kind of wrapper tells beyond that is its subclass's (probe.follow).
+    """
 
     sends_buffers = False
+    """Whether forwards may begin with a broadcast of the buffers."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         together = dist.is_available() and dist.is_initialized()
         self.members = list(range(dist.get_world_size())) if together else [0]
+        """Its ranks in the default group. Their places in it are the ranks of the records."""
         self._group: Any = dist.group.WORLD if together else None
 
     @property
     def reduces_behind(self) -> bool:
-        """DDP's reducer does, which `replicate` uses too."""
+        """Whether a rank waits in C++ between the end of backward's compute and of backward, for DDP's reducer."""
         return any(map(_has_reducer, self._module.modules()))
 
     @property
     def root(self) -> torch.nn.Module:
-        """The module that the loop calls."""
+        """What the loop calls, without torch.compile: a wrapper, or the module itself."""
         return self._module
 
     @property
@@ -61,7 +66,7 @@ class AnyLoop:
 
     @property
     def backend(self) -> str:
-        """The back end of the default group; without one, that which its device would have."""
+        """The back end that carries the gradients; without a group, that which its device would have."""
         device = next(self.root.parameters()).device.type
         if self._group is None:
             return "nccl" if device == cuda.TYPE else "gloo"
@@ -69,43 +74,43 @@ class AnyLoop:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which it computes."""
+        """The type in which it computes, without autocast."""
         return next(self.root.parameters()).dtype
 
     def reduces(self) -> bool:
-        """Only an optimizer's step tells the end of a step."""
+        """Whether the backward of the forward that begins now completes the gradients' reduction, as far as known."""
         return False
 
     def communicators(self) -> list[Any]:
-        """None of its collectives is stamped."""
+        """The process groups whose collectives are stamped."""
         return []
 
     def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
-        """Nothing was to be stamped."""
+        """Why its collectives are not to be stamped (BlockRecord.withheld), as this rank sees it."""
         return ""
 
     def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
-        """No collective is told apart."""
+        """What a stamped block records of single collectives; None: nothing."""
         return None
 
     def sizes(self) -> list[int]:
-        """Not known."""
+        """Bytes of each bucket or unit."""
         return []
 
     def groups(self) -> Mapping[int, Sequence[int]]:
-        """No communicator is recorded."""
+        """Communicators of this rank by their key in the records, beside the one of all ranks, with their ranks."""
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """Every rank is taken to have samples of its own."""
+        """Fields of the Spec that say how it is trained over ranks. Every rank has samples of its own."""
         return {"parallel": Parallel(name=OWN, replicate=REST)}
 
     def refused(self) -> str:
-        """A module without parameters trains nothing."""
+        """Why the model cannot be followed; empty where it can."""
         return "" if any(True for _ in self._module.parameters()) else "it has no parameters"
 
     def no_baseline(self) -> str:
-        """A baseline needs DDP."""
+        """Why `Probe.baseline` measures nothing; empty where it does."""
         return "only a DistributedDataParallel can be trained by one rank alone beside the loop"
 
 
@@ -119,7 +124,7 @@ def stages_of(model: Any) -> torch.nn.ModuleList | None:
     return torch.nn.ModuleList([stage.submod for stage in stages])
 
 
-class Scheduled(AnyLoop):
+class Scheduled(Followed):
     """The stages of a schedule. Where they go over all ranks, these have the samples of a step together."""
 
     def __init__(self, stages: torch.nn.ModuleList, schedule: Any) -> None:

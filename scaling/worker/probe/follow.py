@@ -29,43 +29,26 @@ from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 from scaling.worker.parallel.torch_private import param_groups, reduces_alone, whole_bytes
-from scaling.worker.parallel.waits import InlineWaits, Norms, sends_buffers
-from scaling.worker.probe.any_loop import AnyLoop, Scheduled, stages_of
-from scaling.worker.probe.followed import Followed
+from scaling.worker.parallel.waits import Norms, sends_buffers
+from scaling.worker.probe.any_loop import Followed, Scheduled, stages_of
 
 
-class WrappedModel:
-    """DDP's wrapper, as a probe sees it (probe.followed.Followed)."""
-
-    reduces_behind = True
+class WrappedModel(Followed):
+    """DDP's wrapper."""
 
     def __init__(self, ddp: DistributedDataParallel, *, compiled: bool) -> None:
         """`compiled`: the loop calls what torch.compile made of the wrapper."""
-        self.ddp, self._compiled = ddp, compiled
+        super().__init__(ddp)
+        self.ddp, self._compiled, self._group = ddp, compiled, ddp.process_group
         self.members = list(dist.get_process_group_ranks(ddp.process_group))
         self.sends_buffers = sends_buffers(ddp)
         self._norms = Norms(ddp.module)
-
-    @property
-    def root(self) -> torch.nn.Module:
-        """The module that the loop calls."""
-        return self.ddp
 
     @property
     def module(self) -> torch.nn.Module:
         """The user's own module."""
         inner: torch.nn.Module = self.ddp.module
         return inner
-
-    @property
-    def backend(self) -> str:
-        """The back end that carries the gradients."""
-        return backend_of(self.ddp.process_group, next(self.ddp.parameters()).device.type)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type in which it computes."""
-        return next(self.ddp.parameters()).dtype
 
     def reduces(self) -> bool:
         """Whether the next backward reduces."""
@@ -83,12 +66,10 @@ class WrappedModel:
         """What a detailed block records: its buckets, and where its norms wait for other ranks."""
         if not detailed:
             return None
-        tap, group = Tap(device.clock), self.ddp.process_group
-        buckets = BucketDetail(self.ddp, tap)
-        if not self._waits_inside():
-            return buckets
-        waits = InlineWaits(self._norms, group, device.clock.stamp, tap)
-        return InlineProbe(waits, buckets, self.ddp, len(self.members), layers=len(self._norms))
+        inside = self._waits_inside()
+        sent = self._norms.sent(len(self.members)) if inside else frozenset()
+        buckets = BucketDetail(self.ddp, Tap(device.clock), norms=sent)
+        return InlineProbe(None, buckets, self.ddp, layers=len(self._norms)) if inside else buckets
 
     def _waits_inside(self) -> bool:
         """Whether norms wait for the wrapper's ranks, and that can be seen: not in what torch.compile made."""
@@ -99,10 +80,6 @@ class WrappedModel:
     def sizes(self) -> list[int]:
         """Bytes of each bucket."""
         return bucket_bytes(self.ddp)
-
-    def groups(self) -> Mapping[int, Sequence[int]]:
-        """There is one communicator, of all ranks."""
-        return {}
 
     def settings(self) -> dict[str, Any]:
         """The wrapper's settings."""
@@ -117,10 +94,6 @@ class WrappedModel:
             )
         }
 
-    def refused(self) -> str:
-        """Every wrapper is followed."""
-        return ""
-
     def no_baseline(self) -> str:
         """Where DDP or a layer counts on every backward being the training's."""
         if self.ddp.static_graph or self.ddp.find_unused_parameters:
@@ -133,30 +106,23 @@ class WrappedModel:
         return ""
 
 
-class ShardedModel:
-    """A sharded module, as a probe sees it (probe.followed.Followed). Over two axes of ranks it is HSDP's."""
+class ShardedModel(Followed):
+    """A sharded module. Over two axes of ranks it is HSDP's."""
 
     reduces_behind = False
-    sends_buffers = False
 
-    def __init__(self, module: FSDPModule) -> None:
-        self._module = module
-        self._units = [part for part in module.modules() if isinstance(part, FSDPModule)]  # type: ignore[attr-defined]
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self._units = [part for part in module.modules() if isinstance(part, FSDPModule)]
         self._groups = list({id(g): g for unit in self._units for g in param_groups(unit)}.values())
         self._info: Any = self._groups[0].mesh_info if self._groups else None
         self.members: list[int] = self._info.mesh.mesh.flatten().tolist() if self._info else [0]
         self._watch: Watch | None = None
 
     @property
-    def root(self) -> torch.nn.Module:
-        """The sharded module."""
-        assert isinstance(self._module, torch.nn.Module)
-        return self._module
-
-    @property
     def module(self) -> torch.nn.Module:
         """The followed module itself: fully_shard wraps nothing."""
-        return self.root
+        return self._module
 
     @property
     def backend(self) -> str:
@@ -280,7 +246,7 @@ def follow(model: Any) -> Followed:
     if (stages := stages_of(model)) is not None:
         return Scheduled(stages, model)
     if isinstance(inner, torch.nn.Module):
-        return AnyLoop(inner)
+        return Followed(inner)
     raise InputError(
         f"Probe({type(model).__name__}): what the loop calls is expected: a module, a wrapper or an engine of one, "
         "or a schedule of torch.distributed.pipelining"

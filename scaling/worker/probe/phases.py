@@ -28,7 +28,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import Calls, around, guarded
 from scaling.worker.parallel.strategy import BUFFERS, Wait
 from scaling.worker.parallel.waits import untraced
-from scaling.worker.probe.followed import Followed
+from scaling.worker.probe.any_loop import Followed
 
 FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END, NEXT_MODEL = range(8)
 
