@@ -110,7 +110,8 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
                 if size < TABLE_BYTES_MAX:
                     text.append(line)
         with contextlib.suppress(InputError):  # most outputs hold no table of nccl-tests
-            links += [table.beside(tuple(nccl.causes())) for table in parse_log("".join(text), str(path))]
+            tables = parse_log("".join(text), str(path))
+            links += [table.beside(tuple(nccl.causes()), nccl.network()) for table in tables]
     if not (nccl.hosts or watchdog.stands or watchdog.timed_out):
         raise InputError(f"{', '.join(map(str, paths[:3]))}: no such line in it; {EXPECTED}")
     watchdog.ranks = max(watchdog.ranks, nccl.ranks)

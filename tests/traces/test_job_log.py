@@ -192,16 +192,29 @@ def test_lines_of_two_processes_in_one_are_both_read(findings):
 
 def test_a_table_in_an_output_is_held_beside_what_others_reach(tmp_path, capsys):
     slow = [m for h in "ab" for m in channel(h, "receive", "NET/IB/0")]
+    names = " ".join(f"[{k}]mlx5_{k}:1/IB" for k in range(8))
+    slow += [line(h, f"NET/IB : Using {names} [RO]; OOB eth0:192.0.2.1<0>") for h in "ab"]
     table = devices(range(16), range(16)).replace("NVIDIA X", "NVIDIA H100 80GB HBM3")
     rows = "\n".join(
         f"{m} {m // 4} float sum -1" + f" {m / 1e5:.1f} 100.00 187.50 0" * 2 for m in (2**30, 2**31, 2**32)
     )
     path = tmp_path / "job.out"
-    path.write_text("\n".join([*slow, table, "# out-of-place in-place", rows]))
+    table += "\n# out-of-place in-place\n" + rows
+    path.write_text("\n".join([*slow, table]))
     assert main(["trace", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "# links    others reach" in out
-    assert "yours: 187.5" in out
+    assert (
+        "# links    others reach 338.8 with 8x200G, 469.2 with 8x400G (GB/s in all_reduce on 16 x H100" in out
+    )
+    assert "and yours are 8 cards; yours: 187.5 at" in out
+    rate = (
+        "NET/IB: [{}] mlx5_{}:uverbs0:1/IB provider=Mlx5 speed=400000 context=0x1 pciPath=/sys/devices ar=1"
+    )
+    rates = [line(h, rate.format(k, k)) for h in "ab" for k in range(8)]
+    path.write_text("\n".join([*slow, *rates, table]))
+    assert main(["trace", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "on 2 hosts with NVLS, 32x100G or 8x400G a host; yours: 187.5 at 4 GiB, 41% of it" in out
     assert (
         "less than half, and NCCL's log says why: a, b receives over the network without GPUDirect RDMA"
         in out

@@ -213,7 +213,11 @@ def _pairs(checks: Sequence[RankCheck]) -> tuple[PairBandwidth, ...]:
 def _others(checks: dict[int, RankCheck], plan: Plan) -> tuple[str, ...]:
     """What collectives reach on others' machines like this one; the pairs here are no measurement of them."""
     names, hosts = set(map(device_name, checks.values())), {c.host for c in checks.values()}
-    return links.expected(names.pop(), plan.ranks, len(hosts)) if len(names) == 1 else ()
+    return (
+        links.expected(names.pop(), plan.ranks, len(hosts), links.cards_of(plan.spec))
+        if len(names) == 1
+        else ()
+    )
 
 
 def _roofline(check: RankCheck, device: str) -> RooflineResult | None:

@@ -50,6 +50,8 @@ _NVLS = re.compile(r"NVLS comm 0x")
 _CHOICE = re.compile(r"(\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
 _CARD = re.compile(r"NET/[A-Za-z]\w*/(\d{1,4})")
 _CARDS = re.compile(r"NET/IB : Using (.*)")
+_RATE = re.compile(r"NET/IB ?: \[(\d{1,4})\] \w.* speed=(\d{4,7})\b")  # Mbit/s
+_NET = re.compile(r"\+ NET\[(\d{1,4}\.\d)\] - NET/([\w-]{1,16})")  # GB/s
 _SETTING = re.compile(r"(NCCL_\w{1,60}) set (?:by environment )?to (\S{1,60})")
 _ADDRESS = re.compile(r"Bootstrap ?: Using (?:\[0\])?([\w.@-]{1,32}):([0-9a-f.:]{2,45})(?:%\w+)?<")
 _TWICE = re.compile(r"Duplicate GPU detected : rank (\d+) and rank (\d+) both on CUDA device (\w+)")
@@ -99,6 +101,35 @@ _REMEDIES = (
 """A warning of NCCL, and what its threads found behind it (NVIDIA/nccl#342, #380, #426, #928, #229, nccl-tests#206)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Network cards of one host."""
+
+    number: int
+    gbit_s: int | None
+    """Of each card; None where it is not known."""
+
+    @staticmethod
+    def of(text: str) -> Cards | None:
+        """`8x400G`; None for anything else."""
+        match = re.match(r"(\d+)x(\d+)G", text)
+        return Cards(int(match[1]), int(match[2])) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.number} cards" if self.gbit_s is None else f"{self.number}x{self.gbit_s}G"
+
+    @property
+    def together(self) -> int | None:
+        """Gbit/s of all."""
+        return self.gbit_s and self.gbit_s * self.number
+
+    def alike(self, other: Cards) -> bool:
+        """Whether both carry the same together, or, where a rate is not known, are as many."""
+        if self.together and other.together:
+            return self.together == other.together
+        return self.number == other.number
+
+
 @dataclass(slots=True)
 class HostWays:
     """How the channels of one host go; channels by transport."""
@@ -107,6 +138,8 @@ class HostWays:
     receives: Counter[str] = field(default_factory=Counter)
     cards_used: set[str] = field(default_factory=set)
     cards: int = 0
+    rates: dict[str, int] = field(default_factory=dict)
+    """Gbit/s by card."""
     without_direct: bool = False
     """NCCL says of a card that GPUDirect RDMA is disabled."""
     address: tuple[str, str] | None = None
@@ -175,6 +208,10 @@ class NcclLines:
             size, key = int(choice[2]), (choice[1], choice[3], choice[4])
             least, most = self.sizes.get(key, (size, size))
             self.sizes[key] = min(size, least), max(size, most)
+        elif rate := _RATE.search(text):
+            host.rates[rate[1]] = round(int(rate[2]) / 1000)
+        elif net := _NET.search(text):
+            host.rates.setdefault(net[2], round(8 * float(net[1])))
         elif cards := _CARDS.search(text):
             host.cards = len(re.findall(r"\[\d+\]\w+:\d+/(?:IB|RoCE)", cards[1]))
         elif address := _ADDRESS.match(text):
@@ -184,6 +221,15 @@ class NcclLines:
         elif setting := _SETTING.search(text):
             self.settings[setting[1]] = setting[2].rstrip(".")
         return world_size
+
+    def network(self) -> Cards | None:
+        """The cards of each host, where hosts agree; those that most others leave aside (storage) are not counted."""
+        each = set()
+        for host in self.hosts.values():
+            count, used, rates = host.cards or len(host.rates), len(host.cards_used), set(host.rates.values())
+            if count:  # a host that uses half of its cards or fewer is held against all of them
+                each.add(Cards(used if 2 * used > count else count, rates.pop() if len(rates) == 1 else None))
+        return each.pop() if len(each) == 1 else None
 
     def causes(self) -> Iterator[str]:
         """Ways that are slower than they need to be, hosts that differ from the others, and warnings with a remedy."""

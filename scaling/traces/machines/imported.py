@@ -74,7 +74,7 @@ def import_log(text: str, source: str, name: str) -> Imported:
     documents = []
     for table in tables:
         run = [r.busbw_gb_s for t in tables if t.run == table.run for r in t.rows]
-        links = table.beside(causes)
+        links = table.beside(causes, nccl.network())
         lines += _table_lines(table, sum(run) / len(run), links)
         documents.append(
             {

@@ -16,6 +16,7 @@ import numpy as np
 from scaling.analysis.network import links
 from scaling.analysis.network.cliffs import Timed, cliffs
 from scaling.analysis.network.curve import LARGE_BYTES, SMALL_BYTES
+from scaling.analysis.network.nccl_log import Cards
 from scaling.analysis.network.ring import SHARED
 from scaling.analysis.results import Cliff
 from scaling.traces.profiler.signs import element_bytes
@@ -104,7 +105,7 @@ class LogTable:
     """None where nothing tells."""
     hosts_from: str = ""
     launch: dict[str, int] = field(default_factory=dict)
-    """From commands, settings and NCCL's own lines: processes, hosts, processes on each (`per_host`),
+    """From commands, settings and NCCL's own lines: processes, hosts, processes and `cards` on each (`per_host`),
     `ranks_per_process`, `nccl_ranks`, `nccl_hosts`; `alone`: 1 where the command stands without a launcher."""
     label_hosts: int | None = None
     """Hosts in a line above a table, such as `== 2-node ==`."""
@@ -172,10 +173,10 @@ class LogTable:
             for ranks in self.shared_devices
         ]
 
-    def beside(self, causes: Sequence[str]) -> str | None:
+    def beside(self, causes: Sequence[str], cards: Cards | None) -> str | None:
         """The best row beside what others reach on such a machine; None where the table has none, or the log misleads.
 
-        `causes`: what NCCL's lines say of slow ways.
+        `causes` and `cards`: what NCCL's lines say of slow ways and of each host's network cards.
         """
         n, hosts, collective, names = (
             self.world_size,
@@ -186,7 +187,9 @@ class LogTable:
         if n is None or hosts is None or collective is None or len(names) != 1 or self.wrong or self.mistakes:
             return None
         points = ((collective, n, hosts, r.bytes, r.busbw_gb_s) for r in self.rows)
-        return next(iter(links.beside_best(names.pop(), points, causes)), None)
+        if cards is None and "cards" in self.launch:
+            cards = Cards(self.launch["cards"], None)
+        return next(iter(links.beside_best(names.pop(), points, causes, cards)), None)
 
     def timed(self, mode: str | None = None) -> list[Timed]:
         """Each size once, in order: the mean of its times in microseconds, and the range that they lie in."""

@@ -33,6 +33,7 @@ _COMMAND = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|alltoallv|alltoall|all_to_all|broadcast|reduce|sendrecv|gather|scatter"
     r"|hypercube)_perf(?:_mpi)?\b"
 )
+_CARDS = re.compile(r"\bNCCL_IB_HCA(?:=| set by environment to )[\"']?=?(\w+(?::\d)?(?:,\w+(?::\d)?)+)")
 _LAUNCHERS = re.compile(r"\b(srun|SBATCH|salloc|mpirun|mpiexec|mpiexec\.hydra|orterun|prterun)\b")
 _PROCESSES = {"mpi": ("-np", "-n", "-c", "--np"), "slurm": ("-n", "--ntasks")}
 _PER_HOST = {
@@ -108,6 +109,8 @@ def _note(tables: list[LogTable], line: str, comment: str) -> None:
         now.launch = now.launch | {"ranks_per_process": int(settings[1]) * int(settings[2])}
     if group := _INFO_GROUP.search(line):
         now.launch = now.launch | {"nccl_ranks": int(group[1]), "nccl_hosts": int(group[2])}
+    if cards := _CARDS.search(line):
+        now.launch = now.launch | {"cards": cards[1].count(",") + 1}
     now.crosses_hosts |= "NCCL INFO" in line and " via NET/" in line
     if label and not now.rows:
         now.label_hosts = int(label[1])

@@ -115,7 +115,9 @@ class Node:
         )
 
     def examine(self, **options):
-        spec = SimpleNamespace(seed=0, model=SimpleNamespace(target="m", args={}))
+        spec = SimpleNamespace(
+            seed=0, model=SimpleNamespace(target="m", args={}), topology=SimpleNamespace(nics=())
+        )
         plan = SimpleNamespace(ranks=len(self.checks), hosts=1, spec=spec, trials=[SimpleNamespace(batch=32)])
         run = run_info(task="doctor", backend="nccl", device="cuda")
         evidence = Evidence(checks=tuple(self.checks), hosts={0: self.host()})
