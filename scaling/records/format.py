@@ -36,6 +36,9 @@ BESIDE_SAVE, BASELINE = "beside an async save", "baseline"
 """PauseRecord.kind, where a probe recognises what a loop does; the last two are how long it saved beside steps,
 and measured what a loop does not show."""
 
+PAUSES_SINGLE = 10_000
+"""PauseRecords of one kind that stand for one each; as many follow for two each, for four, and so on."""
+
 SCHEMA = 2
 
 
@@ -333,6 +336,12 @@ class PauseRecord:
     """What the loop did: as it said, or one of those above; empty: unknown."""
     more_ns: int = -1
     """How long that took; by how much the step was longer than usual where it is unknown."""
+    count: int = 1
+    """How many of that kind this stands for, with the time of all; its other fields are those of the last."""
+    steps: int = 0
+    """Beside an asynchronous save: steps that began meanwhile."""
+    steps_ns: int = 0
+    """How long these took together, without what the loop did beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

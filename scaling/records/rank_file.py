@@ -7,6 +7,7 @@ host (telemetry) carry it. What changed after it was written is left out, and na
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import re
@@ -257,7 +258,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         process_ns=head.process_ns,
         process_unix_ns=head.process_unix_ns,
         pauses=tuple(
-            PauseRecord(time_ns=p.time_ns, gap_ns=p.gap_ns, step=p.step, kind=p.kind, more_ns=p.more_ns)
+            PauseRecord(**{field.name: getattr(p, field.name) for field in dataclasses.fields(PauseRecord)})
             for p in rank_lines.records
             if isinstance(p, Pause)
         ),

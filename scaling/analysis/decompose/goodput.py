@@ -55,11 +55,12 @@ def with_goodput(point: Point, tables: Tables, plan: Plan) -> Point:
     named = {pause.kind for pause in aside.pauses}
     stalls_s = sum(s.longer_ms.value * s.longer_ms.n / 1e3 for s in aside.stalls if s.kind not in named)
     wall_s = last.last - first.started
+    warm_up_s = plan.spec.measure.warmup_max * step_s  # these steps count, too
     parts = {
         "productive_s": steps * (step_s - waiting_s),
         "waiting_s": steps * waiting_s,
         "done_twice_s": twice * step_s,
-        "start_up_s": sum(launch.first - launch.started for launch in launches),
+        "start_up_s": sum(launch.first - launch.started for launch in launches) - len(launches) * warm_up_s,
         "between_launches_s": sum(b.started - a.last for a, b in pairwise(launches)),
         "pauses_s": sum(pause.seconds.value for pause in aside.pauses if pause.wall_share),
         "stalls_s": stalls_s,

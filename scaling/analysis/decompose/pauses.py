@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ import polars as pl
 
 from scaling.analysis.results import Measured, Pause, Stall
 from scaling.analysis.statistics.rounds import student
-from scaling.records.format import ALLOCATOR, BASELINE, BESIDE_SAVE, COLLECTION, PauseRecord
+from scaling.records.format import ALLOCATOR, BASELINE, BESIDE_SAVE, COLLECTION, PAUSES_SINGLE, PauseRecord
 from scaling.records.frames import in_memory
 from scaling.records.rank_file import RankFile
 from scaling.records.tables import Tables
@@ -46,7 +46,7 @@ ROUNDS_LEFT = 3
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """What all ranks record of one step, or of two in a row."""
+    """What all ranks record of one step, or of two in a row; `count` of them where records were put together."""
 
     kind: str
     more_ns: float
@@ -57,6 +57,7 @@ class _Event:
     ranks: frozenset[int]
     """Those it comes from; the others wait for them."""
     records: tuple[tuple[int, PauseRecord], ...]
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,11 @@ class Interruptions:
 
 def beside(tables: Tables, plan: Plan) -> Interruptions:
     """By kind, the largest first."""
-    wall_s = _wall_ns(tables) / 1e9
+    wall_s = sum(end - begin for begin, end in spans(tables).values()) / 1e9
     groups: dict[tuple[str, int | None], list[_Group]] = {}
     for group in _groups(tables, plan):
         groups.setdefault((group.kind, group.every), []).append(group)
-    pauses: dict[str, list[_Event]] = {}
+    paused: dict[str, list[_Event]] = {}
     stalls: list[Stall] = []
     for (kind, every), alike in groups.items():
         events = [event for group in alike for event in group.events]
@@ -93,26 +94,35 @@ def beside(tables: Tables, plan: Plan) -> Interruptions:
                 _stall(kind, every, events, sum(group.steps for group in alike), wall_s, plan.ranks)
             )
         if kind not in (COLLECTION, ALLOCATOR) and (kind or not every):
-            pauses.setdefault(kind, []).extend(events)
-    counted = [_pause(kind, events, wall_s, plan.ranks) for kind, events in pauses.items()]
-    if saves := _saves(tables):
-        by_rank: dict[int, list[float]] = {}
-        for rank, record in saves:
-            by_rank.setdefault(rank, []).append(record.more_ns / 1e9)
+            paused.setdefault(kind, []).extend(events)
+    pauses = []
+    for kind, events in paused.items():
+        seconds = sum(event.more_ns for event in events) / 1e9
+        pauses.append(
+            Pause(
+                kind=kind or UNKNOWN,
+                count=(count := sum(event.count for event in events)),
+                seconds=Measured(seconds, n=count),
+                where=_where(events, plan.ranks),
+                wall_share=min(1.0, seconds / wall_s) if wall_s else 0.0,
+            )
+        )
+    by_rank: dict[int, list[float]] = {}
+    for rank, record in (saves := _saves(tables)):
+        by_rank.setdefault(rank, []).append(record.more_ns / 1e9)
+    if by_rank:
         longest = max(by_rank.values(), key=sum)
-        slowed = _slowed(tables, _overlapping(tables, saves))
-        seconds = Measured(sum(longest), n=len(longest))
-        counted.append(
+        pauses.append(
             Pause(
                 kind=BESIDE_SAVE,
                 count=len(longest),
-                seconds=seconds,
+                seconds=Measured(sum(longest), n=len(longest)),
                 where="beside steps",
-                steps_beside=slowed,
+                steps_beside=_slowed(tables, [(r, record) for r, record in saves if by_rank[r] is longest]),
             )
         )
     return Interruptions(
-        pauses=tuple(sorted(counted, key=lambda pause: -pause.seconds.value)),
+        pauses=tuple(sorted(pauses, key=lambda pause: -pause.seconds.value)),
         stalls=tuple(sorted(stalls, key=lambda stall: -stall.cost_ms.value)),
     )
 
@@ -146,33 +156,38 @@ def _groups(tables: Tables, plan: Plan) -> Iterator[_Group]:
         by_kind: dict[str, list[_Event]] = {}
         for event in _events(files):
             by_kind.setdefault(event.kind, []).append(event)
-        last = max([ran.get(launch, 0), *(event.step + 1 for events in by_kind.values() for event in events)])
         for kind, events in by_kind.items():
-            yield from _of_kind(kind, events, last)
+            yield from _of_kind(kind, events, ran.get(launch, 0))
 
 
 def steps_by_launch(tables: Tables, plan: Plan) -> dict[int, int]:
-    """How many steps each launch ran: by its own count, else up to its last recorded round."""
+    """How many steps each launch ran: by its own count, else up to its last record."""
     rounds = in_memory(tables.blocks.group_by("launch").agg(pl.col("round").max()))
     measure = plan.spec.measure
     ran = {launch: measure.warmup_max + measure.steps * (last + 1) for launch, last in rounds.iter_rows()}
-    return ran | {file.launch: file.steps for file in tables.ranks if file.steps}
+    for file in tables.ranks:
+        last = max((record.step + 1 for record in file.pauses), default=0)
+        ran[file.launch] = max(ran.get(file.launch, 0), last, file.steps)
+    return ran
 
 
 def _of_kind(kind: str, events: list[_Event], steps: int) -> Iterator[_Group]:
     """The grids of one kind, and the other events where they are known."""
-    rest, gone = events, set[int]()
+    single = [event for event in events if event.count == 1]
+    seen = single[-1].step + 1 if len(single) >= PAUSES_SINGLE else steps
+    gone = set[int]()
     for _ in range(GRIDS):
-        grid = _grid(rest, gone, steps)
+        grid = _grid([event for event in single if event.step not in gone], gone, seen)
         if grid is None:
             break
         every, members = grid
-        yield _Group(kind, every, tuple(members), steps)
-        rest = [event for event in rest if event not in members]
+        yield _Group(kind, every, tuple(members), seen)
         gone |= {event.step for event in members}
-    others = tuple(e for e in rest if kind or (e.between and e.more_ns > LONG_PAUSE_NS))
+    others = [event for event in events if event.step not in gone]
+    if not kind:
+        others = [event for event in others if event.between and event.more_ns > event.count * LONG_PAUSE_NS]
     if others:
-        yield _Group(kind, None, others, steps)
+        yield _Group(kind, None, tuple(others), steps)
 
 
 def _grid(events: Sequence[_Event], gone: set[int], steps: int) -> tuple[int, list[_Event]] | None:
@@ -219,11 +234,11 @@ def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
     for noted in _in_a_row(records):
         kinds = {record.kind for _, record in noted if record.kind} or {""}
         for kind in sorted(kinds):
-            by_rank: dict[int, int] = {}
-            for rank, record in noted:
-                if record.kind == kind:
-                    by_rank[rank] = by_rank.get(rank, 0) + _more_ns(record)
             of_kind = [(rank, record) for rank, record in noted if record.kind == kind]
+            by_rank, counts = Counter[int](), Counter[int]()
+            for rank, record in of_kind:
+                by_rank[rank] += _more_ns(record)
+                counts[rank] += record.count
             longest = max(_more_ns(record) for _, record in of_kind)
             gaps = {rank for rank, record in of_kind if record.gap_ns >= _more_ns(record) / 2}
             yield _Event(
@@ -233,6 +248,7 @@ def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
                 between=bool(gaps),
                 ranks=frozenset(gaps or by_rank),
                 records=tuple(noted),
+                count=max(counts.values()) if kind else max(record.count for _, record in of_kind),
             )
 
 
@@ -256,7 +272,7 @@ def _stall(
     kind: str, every: int | None, events: Sequence[_Event], steps: int, wall_s: float, world_size: int
 ) -> Stall:
     """By how much each of some steps is longer, and what that is a step."""
-    each = np.array([event.more_ns for event in events]) / 1e6
+    each = np.repeat([event.more_ns / event.count for event in events], [e.count for e in events]) / 1e6
     spread = float(each.std(ddof=1)) / len(each) ** 0.5 if len(each) > 1 else None
     half = None if spread is None else student(len(each) - 1) * spread
     longer = Measured.around(float(each.mean()), half, len(each))
@@ -267,17 +283,6 @@ def _stall(
         longer_ms=longer,
         where=_where(events, world_size),
         wall_share=min(1.0, float(each.sum()) / 1e3 / wall_s) if wall_s else 0.0,
-    )
-
-
-def _pause(kind: str, events: Sequence[_Event], wall_s: float, world_size: int) -> Pause:
-    seconds = sum(event.more_ns for event in events) / 1e9
-    return Pause(
-        kind=kind or UNKNOWN,
-        count=len(events),
-        seconds=Measured(seconds, n=len(events)),
-        where=_where(events, world_size),
-        wall_share=min(1.0, seconds / wall_s) if wall_s else 0.0,
     )
 
 
@@ -292,49 +297,53 @@ def _saves(tables: Tables) -> list[tuple[int, PauseRecord]]:
     return [(rank.rank, r) for rank in tables.ranks for r in rank.pauses if r.kind == BESIDE_SAVE]
 
 
-def _overlapping(tables: Tables, records: Sequence[tuple[int, PauseRecord]]) -> pl.DataFrame:
+def _overlapping(tables: Tables, records: Iterable[tuple[int, PauseRecord]]) -> pl.DataFrame:
     """(launch, block) of the blocks in which a rank recorded something, by its own host's clock."""
     wanted = {id(record) for _, record in records}
-    times = {
-        (file.launch, file.rank): [
-            (record.time_ns - _more_ns(record), record.time_ns)
-            for record in file.pauses
-            if id(record) in wanted
-        ]
+    windows = [
+        (file.launch, file.rank, record.time_ns - _more_ns(record) // record.count, record.time_ns)
         for file in tables.ranks
-    }
+        for record in file.pauses
+        if id(record) in wanted
+    ]
+    names = dict.fromkeys(("of_launch", "of_rank", "first", "last"), pl.Int64)
     loop = tables.blocks.filter(pl.col("round") >= 0)  # the others are a baseline's
     blocks = in_memory(loop.select("launch", "rank", "block", "host_begin_ns", "host_end_ns"))
-    blocks_hit = blocks.select("launch", "block").clear()
-    for (launch, rank), windows in times.items():
-        mine = blocks.filter((pl.col("launch") == launch) & (pl.col("rank") == rank))
-        begin, end = mine["host_begin_ns"].to_numpy(), mine["host_end_ns"].to_numpy()
-        hit = np.zeros(len(begin), dtype=bool)
-        for first, last in windows:
-            hit |= (begin < last) & (end > first)
-        blocks_hit = pl.concat([blocks_hit, mine.filter(pl.Series(hit)).select("launch", "block")])
-    return blocks_hit.unique()
-
-
-def _slowed(tables: Tables, near: pl.DataFrame) -> Measured | None:
-    """Plain steps of some blocks over those of the others; None where either are too few."""
-    plain = in_memory(tables.blocks.filter((pl.col("arm") == PLAIN) & (pl.col("round") >= 0)))
-    length = ((pl.col("end_ns") - pl.col("begin_ns")) / pl.col("steps")).mean().alias("length")
-    blocks = plain.group_by("launch", "block").agg(length)
-    here, others = (
-        blocks.join(near, on=["launch", "block"], how=how)["length"].to_numpy() for how in ("semi", "anti")
+    hit = blocks.join_where(
+        pl.DataFrame(windows, schema=names, orient="row"),
+        pl.col("launch") == pl.col("of_launch"),
+        pl.col("rank") == pl.col("of_rank"),
+        pl.col("host_begin_ns") < pl.col("last"),
+        pl.col("host_end_ns") > pl.col("first"),
     )
-    n = min(len(here), len(others))
+    return hit.select("launch", "block").unique()
+
+
+def _slowed(tables: Tables, saves: Sequence[tuple[int, PauseRecord]]) -> Measured | None:
+    """A step that begins beside a save over plain steps in blocks without one; None where either are too few.
+
+    Every step beside a save is counted, recorded or not: a save slows the steps behind its begin most, and those are in
+    no block, since it is a pause. Its steps depend on each other, so saves are what is counted.
+    """
+    here = np.array([(r.steps_ns, r.steps) for _, r in saves if r.steps], dtype=float).reshape(-1, 2)
+    plain = tables.blocks.filter((pl.col("arm") == PLAIN) & (pl.col("round") >= 0))
+    length = ((pl.col("end_ns") - pl.col("begin_ns")) / pl.col("steps")).mean().alias("length")
+    blocks = in_memory(plain).group_by("launch", "block").agg(length)
+    apart = blocks.join(_overlapping(tables, saves), on=["launch", "block"], how="anti")["length"].to_numpy()
+    n = min(len(here), len(apart))
     if n < ROUNDS_LEFT:
         return None
-    relative = [float(x.std(ddof=1) / x.mean()) / len(x) ** 0.5 for x in (here, others)]
-    return Measured.around_log(float(here.mean() / others.mean()), student(n - 1) * math.hypot(*relative), n)
+    ns, steps = here.mean(axis=0)
+    errors = (here[:, 0] - ns / steps * here[:, 1]) / ns, apart / apart.mean() - 1
+    relative = [float((error**2).sum() / (len(error) - 1) / len(error)) ** 0.5 for error in errors]
+    ratio = float(ns / steps / apart.mean())
+    return Measured.around_log(ratio, student(n - 1) * math.hypot(*relative), n)
 
 
-def _wall_ns(tables: Tables) -> int:
-    """From the first block to the last record, of the rank that took longest, summed over launches."""
+def spans(tables: Tables) -> dict[int, tuple[int, int]]:
+    """By launch: the first block's begin and the last record, of the rank that took longest, ns of its host's clock."""
     times = ("launch", "rank", "host_begin_ns", "host_end_ns")
-    spans = in_memory(
+    by_rank = in_memory(
         tables.blocks.select(times)
         .group_by("launch", "rank")
         .agg(pl.col("host_begin_ns").min(), pl.col("host_end_ns").max())
@@ -343,8 +352,8 @@ def _wall_ns(tables: Tables) -> int:
         (file.launch, file.rank): max((record.time_ns for record in file.pauses), default=0)
         for file in tables.ranks
     }
-    longest: dict[int, int] = {}
-    for launch, rank, begin, end in spans.iter_rows():
-        length = max(end, latest.get((launch, rank), 0)) - begin
-        longest[launch] = max(longest.get(launch, 0), length)
-    return sum(longest.values())
+    longest: dict[int, tuple[int, int]] = {}
+    for launch, rank, begin, end in by_rank.iter_rows():
+        span = begin, max(end, latest.get((launch, rank), 0))
+        longest[launch] = max(longest.get(launch, (0, 0)), span, key=lambda at: at[1] - at[0])
+    return longest

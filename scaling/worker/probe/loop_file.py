@@ -190,7 +190,7 @@ def process_start() -> dict[str, int]:
     return {"process_ns": now_ns() - ran_ns, "process_unix_ns": time.time_ns() - ran_ns}
 
 
-FLUSH_S = 5.0
+FLUSH_S = 1.0
 
 
 class LoopFile:

@@ -27,6 +27,7 @@ from scaling.records.format import (
     BESIDE_SAVE,
     COLLECTION,
     EVALUATION,
+    PAUSES_SINGLE,
     SAVE,
     PauseRecord,
 )
@@ -37,8 +38,6 @@ PAUSE_NS, TIMES, USUAL = 1_000_000_000, 10, 16
 """A gap is a pause if it is longer than PAUSE_NS and TIMES the median of the last USUAL gaps."""
 KNOWN, LONG, LONG_SPREADS = 8, 0.25, 6
 """So many steps have to be known; by how much a long one exceeds them."""
-MOST = 10_000
-"""Records of long steps that a loop writes, some 100 bytes each; pauses that it names are always written."""
 
 _SAVES = (
     ("torch", "save", SAVE),
@@ -65,10 +64,16 @@ class Pauses:
         self._told = self._paused = self._elsewhere = False
         self._inside = False
         """Whether the loop is in something that is named; what that calls is not named again."""
-        self._collecting = self._collected = self._records = 0
+        self._collecting = self._collected = 0
+        self._written: dict[str, int] = {}
+        """Records by kind."""
+        self._waiting: dict[str, PauseRecord] = {}
+        """By kind: those since the last record, put together."""
         self._retried = retries()
         self._saves: list[list[int]] = []
-        """Begin and end of asynchronous saves; an end of 0: it runs."""
+        """Begin and end of asynchronous saves, steps that began meanwhile, and their ns; an end of 0: it runs."""
+        self._beside: list[list[int]] = []
+        """Those that run as this step begins."""
         self._undo = contextlib.ExitStack()
         self._watch = guarded(self._collection)
         gc.callbacks.append(self._watch)
@@ -84,8 +89,10 @@ class Pauses:
         for kind, ns in self._spent.items():
             self._write(step, now, kind, ns)
         for save in self._saves:
-            self._write(step, save[1] or now, BESIDE_SAVE, (save[1] or now) - save[0])
-        self._spent, self._saves = {}, []
+            self._saved(step, save, save[1] or now)
+        for record in self._waiting.values():
+            self._note(record)
+        self._spent, self._saves, self._waiting = {}, [], {}
 
     @contextlib.contextmanager
     def named(self, kind: str, *, told: bool = True) -> Iterator[None]:
@@ -112,6 +119,7 @@ class Pauses:
         self._gap = now_ns() - self._ended if self._ended else 0
         unusual = len(self._gaps) == USUAL and self._gap > TIMES * max(statistics.median(self._gaps), 1)
         self._elsewhere = elsewhere and self._ended > 0
+        self._beside = [save for save in self._saves if not save[1]]
         self._paused = self._elsewhere or self._told or (self._gap > PAUSE_NS and unusual)
         if not self._paused and self._ended:
             self._gaps.append(self._gap)
@@ -119,11 +127,14 @@ class Pauses:
 
     def end(self, step: int, now: int) -> None:
         """Step number `step` ended at `now`: write what took long in it."""
+        for save in self._beside:
+            save[2] += 1
+            save[3] += now - self._ended - sum(self._spent.values())
         for kind, ns in self._parts(now - self._ended).items() if self._ended else ():
             self._write(step, now, kind, ns)
         for save in [save for save in self._saves if save[1]]:
             self._saves.remove(save)
-            self._write(step, save[1], BESIDE_SAVE, save[1] - save[0])
+            self._saved(step, save, save[1])
 
     def since(self, now: int) -> None:
         """The next step counts from here on: what a probe did behind the last one is left out."""
@@ -156,9 +167,30 @@ class Pauses:
         return {ALLOCATOR if self._retried > retried else "": more}
 
     def _write(self, step: int, now: int, kind: str, ns: int) -> None:
-        self._records += not kind
-        if kind or self._records <= MOST:
-            self._note(PauseRecord(time_ns=now, gap_ns=self._gap, step=step, kind=kind, more_ns=ns))
+        """Record it by itself, or with others where there are many of its kind."""
+        before, written = self._waiting.pop(kind, None), self._written.get(kind, 0)
+        count, all_ns = (1, ns) if before is None else (before.count + 1, before.more_ns + ns)
+        record = PauseRecord(time_ns=now, gap_ns=self._gap, step=step, kind=kind, more_ns=all_ns, count=count)
+        if count < 2 ** (written // PAUSES_SINGLE):
+            self._waiting[kind] = record
+        else:
+            self._written[kind] = written + 1
+            self._note(record)
+
+    def _saved(self, step: int, save: list[int], end: int) -> None:
+        begin, _, steps, steps_ns = save
+        kind, gap = BESIDE_SAVE, self._gap
+        self._note(
+            PauseRecord(
+                time_ns=end,
+                gap_ns=gap,
+                step=step,
+                kind=kind,
+                more_ns=end - begin,
+                steps=steps,
+                steps_ns=steps_ns,
+            )
+        )
 
     def _collection(self, phase: str, facts: dict[str, int]) -> None:
         if facts["generation"] < 2:  # the others are short
@@ -192,7 +224,7 @@ class Pauses:
             self._undo.callback(_put_back, each, name, ours, inner)
 
     def _saving(self, future: Any) -> None:
-        save = [now_ns(), 0]
+        save = [now_ns(), 0, 0, 0]
         self._saves.append(save)
         future.add_done_callback(lambda _done: save.__setitem__(1, now_ns()))
 

@@ -90,6 +90,12 @@ def test_pauses_are_counted_by_kind_and_a_wait_for_them_is_none(loop):
     assert 0 < found.pauses[1].wall_share < found.pauses[0].wall_share <= 1
 
 
+def test_records_that_stand_for_many_count_as_many(loop):
+    logs = [replace(record(step, 6, kind="log"), count=3) for step in range(10, STEPS, 10)]
+    (pause,) = beside(loop, logs, []).pauses
+    assert (pause.count, pause.seconds.value) == (3 * len(logs), pytest.approx(6e-3 * len(logs)))
+
+
 def test_a_collection_of_garbage_is_a_stall_at_any_distance(loop):
     steps = (17, 60, 111)
     (stall,) = beside(loop, [record(step, 90, kind=COLLECTION) for step in steps], []).stalls

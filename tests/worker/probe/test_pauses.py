@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.probe import pauses as module
 from scaling.worker.probe.pauses import KNOWN, Pauses
 
 STEP_S, STEPS, AT = 0.004, 40, 30
@@ -154,3 +155,18 @@ def test_nothing_is_long_before_the_usual_is_known():
         pauses.since(now_ns())
     pauses.close(KNOWN)
     assert records == []
+
+
+def test_many_pauses_of_a_kind_are_put_together_and_none_is_lost(monkeypatch):
+    monkeypatch.setattr(module, "PAUSES_SINGLE", 4)
+    records = []
+    pauses = Pauses(records.append)
+    for step in range(30):
+        with pauses.named("log"):
+            pass
+        pauses.begin(elsewhere=False)
+        pauses.end(step, now_ns())
+        pauses.since(now_ns())
+    pauses.close(30)
+    logs = [record.count for record in records if record.kind == "log"]
+    assert logs == [1] * 4 + [2] * 4 + [4] * 4 + [2]
