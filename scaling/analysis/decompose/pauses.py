@@ -341,19 +341,12 @@ def _slowed(tables: Tables, saves: Sequence[tuple[int, PauseRecord]]) -> Measure
 
 
 def spans(tables: Tables) -> dict[int, tuple[int, int]]:
-    """By launch: the first block's begin and the last record, of the rank that took longest, ns of its host's clock."""
-    times = ("launch", "rank", "host_begin_ns", "host_end_ns")
-    by_rank = in_memory(
-        tables.blocks.select(times)
-        .group_by("launch", "rank")
-        .agg(pl.col("host_begin_ns").min(), pl.col("host_end_ns").max())
-    )
-    latest = {
-        (file.launch, file.rank): max((record.time_ns for record in file.pauses), default=0)
-        for file in tables.ranks
+    """By launch: begin of rank 0's first block and its last record, ns of its host's clock."""
+    loop = tables.blocks.filter((pl.col("rank") == 0) & (pl.col("round") >= 0))
+    times = pl.col("host_begin_ns").min(), pl.col("host_end_ns").max()
+    begins = {launch: at for launch, *at in in_memory(loop.group_by("launch").agg(*times)).iter_rows()}
+    return {
+        f.launch: (begins[f.launch][0], max(begins[f.launch][1], *(r.time_ns for r in f.pauses), 0))
+        for f in tables.ranks
+        if f.rank == 0 and f.launch in begins
     }
-    longest: dict[int, tuple[int, int]] = {}
-    for launch, rank, begin, end in by_rank.iter_rows():
-        span = begin, max(end, latest.get((launch, rank), 0))
-        longest[launch] = max(longest.get(launch, (0, 0)), span, key=lambda at: at[1] - at[0])
-    return longest

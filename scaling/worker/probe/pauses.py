@@ -89,7 +89,8 @@ class Pauses:
         for kind, ns in self._spent.items():
             self._write(step, now, kind, ns)
         for save in self._saves:
-            self._saved(step, save, save[1] or now)
+            end = save[1] or now
+            self._write(step, end, BESIDE_SAVE, end - save[0], *save[2:])
         for record in self._waiting.values():
             self._note(record)
         self._spent, self._saves, self._waiting = {}, [], {}
@@ -134,7 +135,7 @@ class Pauses:
             self._write(step, now, kind, ns)
         for save in [save for save in self._saves if save[1]]:
             self._saves.remove(save)
-            self._saved(step, save, save[1])
+            self._write(step, save[1], BESIDE_SAVE, save[1] - save[0], *save[2:])
 
     def since(self, now: int) -> None:
         """The next step counts from here on: what a probe did behind the last one is left out."""
@@ -166,31 +167,27 @@ class Pauses:
             return {COLLECTION: more}
         return {ALLOCATOR if self._retried > retried else "": more}
 
-    def _write(self, step: int, now: int, kind: str, ns: int) -> None:
+    def _write(self, step: int, now: int, kind: str, ns: int, steps: int = 0, steps_ns: int = 0) -> None:
         """Record it by itself, or with others where there are many of its kind."""
-        before, written = self._waiting.pop(kind, None), self._written.get(kind, 0)
-        count, all_ns = (1, ns) if before is None else (before.count + 1, before.more_ns + ns)
-        record = PauseRecord(time_ns=now, gap_ns=self._gap, step=step, kind=kind, more_ns=all_ns, count=count)
+        count, written = 1, self._written.get(kind, 0)
+        if before := self._waiting.pop(kind, None):
+            count, ns = before.count + 1, before.more_ns + ns
+            steps, steps_ns = before.steps + steps, before.steps_ns + steps_ns
+        record = PauseRecord(
+            time_ns=now,
+            gap_ns=self._gap,
+            step=step,
+            kind=kind,
+            more_ns=ns,
+            count=count,
+            steps=steps,
+            steps_ns=steps_ns,
+        )
         if count < 2 ** (written // PAUSES_SINGLE):
             self._waiting[kind] = record
         else:
             self._written[kind] = written + 1
             self._note(record)
-
-    def _saved(self, step: int, save: list[int], end: int) -> None:
-        begin, _, steps, steps_ns = save
-        kind, gap = BESIDE_SAVE, self._gap
-        self._note(
-            PauseRecord(
-                time_ns=end,
-                gap_ns=gap,
-                step=step,
-                kind=kind,
-                more_ns=end - begin,
-                steps=steps,
-                steps_ns=steps_ns,
-            )
-        )
 
     def _collection(self, phase: str, facts: dict[str, int]) -> None:
         if facts["generation"] < 2:  # the others are short

@@ -22,12 +22,16 @@ KILLED_AT = (450, 1010, 1530, 2090, 2660)
 """Each attempt but the last one kills its ranks there, some steps behind its last save."""
 
 
-def torchrun(folder: Path, restarts: int) -> int:
-    """Start it, with so many restarts by torchrun itself; the status."""
+def torchrun(folder: Path) -> int:
+    """Start it, and return its status.
+
+    torchrun's own --max-restarts is not used: with torch 2.13 the next attempt may hang in Gloo's connect, without a
+    Probe too.
+    """
     command = (
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"),
-        *(f"--max-restarts={restarts}", "--monitor-interval=0.1"),
-        *(str(Path(__file__).with_name("restarted.py")), str(folder), *map(str, KILLED_AT)),
+        *("--monitor-interval=0.1", str(Path(__file__).with_name("restarted.py"))),
+        *(str(folder), *map(str, KILLED_AT)),
     )
     environment = {
         **os.environ,
@@ -36,18 +40,15 @@ def torchrun(folder: Path, restarts: int) -> int:
         "OMP_NUM_THREADS": "1",
     }
     with (folder / "said.txt").open("a") as said:
-        return subprocess.run(command, env=environment, check=False, timeout=240, stderr=said).returncode
+        return subprocess.run(command, env=environment, check=False, timeout=120, stderr=said).returncode
 
 
-@pytest.fixture(scope="module", params=["restarted by torchrun", "started anew"])
-def trained(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     """(the point, what each attempt noted)."""
     folder = tmp_path_factory.mktemp("restarted")
-    if request.param == "started anew":
-        statuses = [torchrun(folder, 0) for _ in range(len(KILLED_AT) + 1)]
-        assert all(statuses[:-1])
-    else:
-        statuses = [torchrun(folder, len(KILLED_AT))]
+    statuses = [torchrun(folder) for _ in range(len(KILLED_AT) + 1)]
+    assert all(statuses[:-1])
     assert statuses[-1] == 0, (folder / "said.txt").read_text()[-5000:]
     (point,) = rebuild(RunFolder(folder / "run")).analysis.points
     return point, attempts(folder)
