@@ -73,8 +73,7 @@ DOORS = {
     "scaling.worker.accelerator.devices": ["scaling_simulator.accelerator"],
     "scaling.cli.api": ["scaling_simulator.simulate.results"],
     "scaling.cli.simulated_run": [
-        "scaling_simulator.simulate.documents",
-        "scaling_simulator.simulate.ranking",
+        "scaling_simulator.simulate.printing",
         "scaling_simulator.simulate.simulations",
     ],
 }

@@ -113,42 +113,13 @@ _KNOWN: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"GeForce RTX 4090", _peaks(None, 82.6, 82.6, 165.2)),
     (r"Instinct MI300X.*", _peaks(163.4, 163.4, 653.7, 1307.4)),
 )
-_MAKERS = r"(?:NVIDIA |Tesla |AMD )?"
+MAKERS = r"(?:NVIDIA |Tesla |AMD )?"
+"""What may stand before a device's name."""
 
 
 def peak_flop_s(device_name: str, precision: str) -> float | None:
     """The data sheet's FLOP/s in a format (fp64, fp32, tf32, bf16, fp16); None where device or format is not known."""
     for name, peaks in _KNOWN:
-        if re.fullmatch(f"{_MAKERS}(?:{name})", device_name):
+        if re.fullmatch(f"{MAKERS}(?:{name})", device_name):
             return peaks.get(precision)
-    return None
-
-
-_GB = 10**9
-_MEMORY: tuple[tuple[str, int, float], ...] = (
-    (r"V100-SXM\d-16GB", 16 * _GB, 900e9),
-    (r"V100-SXM\d-32GB", 32 * _GB, 900e9),
-    (r"A100-SXM4-40GB", 40 * _GB, 1555e9),
-    (r"A100-SXM4-80GB", 80 * _GB, 2039e9),
-    (r"A100-PCI[Ee]-40GB", 40 * _GB, 1555e9),
-    (r"A100 80GB PCIe", 80 * _GB, 1935e9),
-    (r"L4", 24 * _GB, 300e9),
-    (r"L40", 48 * _GB, 864e9),
-    (r"L40S", 48 * _GB, 864e9),
-    (r"H100 80GB HBM3", 80 * _GB, 3350e9),
-    (r"H100 PCIe", 80 * _GB, 2000e9),
-    (r"H100 NVL", 94 * _GB, 3900e9),
-    (r"H200", 141 * _GB, 4800e9),
-    (r"B200", 180 * _GB, 7700e9),
-    (r"GeForce RTX 4090", 24 * _GB, 1008e9),
-    (r"Instinct MI300X.*", 192 * _GB, 5300e9),
-)
-"""Bytes of a device's memory, and bytes/s that it moves at the most, from the same sheets."""
-
-
-def memory_of(device_name: str) -> tuple[int, float] | None:
-    """(bytes, bytes/s) of a device's memory by its data sheet; None where the device is not known."""
-    for name, size, rate in _MEMORY:
-        if re.fullmatch(f"{_MAKERS}(?:{name})", device_name):
-            return size, rate
     return None

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     if given.simulate or simulated(run, asked):
         if not given.simulate:
             require_quiet(run, anyway=given.anyway)
-        return print_outcomes(from_run(words[0], asked), as_json=given.json, into=None)
+        return print_outcomes(from_run(words[0], asked), as_json=given.json)
     prediction = predict(run, *asked, config_dir=given.config_dir, anyway=given.anyway)
     assert isinstance(prediction, Prediction)
     if given.json:

@@ -22,7 +22,11 @@ from scaling.worker.accelerator.cuda import set_tf32
 
 
 class Accelerator:
-    """The device of a rank: its clock, its memory, how data come to it, and facts of it."""
+    """The device of a rank: its clock, its memory, how data come to it, and facts of it.
+
+    Each method does what the host needs, where data need no transfer and work is done when a call returns. A device's
+    class replaces it.
+    """
 
     type: str
     torch_device: torch.device
@@ -30,15 +34,14 @@ class Accelerator:
 
     def stage(self, batch: Any) -> Any:
         """Prepare a batch on the host, as a loader does."""
-        raise NotImplementedError
+        return batch
 
     def load(self, batch: Any) -> Any:
         """Bring the batch to the module's device, in the input phase of a step."""
-        raise NotImplementedError
+        return batch
 
     def synchronize(self) -> None:
         """Wait until all issued work is done."""
-        raise NotImplementedError
 
     def stall(self, seconds: float) -> None:
         """Be late by so much. Only a simulated device can be made late itself; elsewhere it is the host."""
@@ -62,27 +65,28 @@ class Accelerator:
 
     def release_memory(self) -> None:
         """Return cached memory, as after an attempt that ran out of memory."""
-        raise NotImplementedError
+        memory.collect()
 
     def peak_bytes(self) -> int:
-        """Largest memory since `reset_peak`: of tensors on the device, or of the process on a CPU."""
-        raise NotImplementedError
+        """Largest memory since `reset_peak`: of tensors on the device, or resident memory of the process on a CPU."""
+        return memory.status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def held_bytes(self) -> int | None:
         """Memory that tensors hold on the device; None where that is the process' memory."""
-        raise NotImplementedError
+        return None
 
     def foreign_bytes(self) -> int | None:
         """Device memory outside torch's allocator, mainly communicators; None where nobody tells."""
-        raise NotImplementedError
+        return None
 
     def reset_peak(self) -> None:
-        """Count the peak from now on."""
-        raise NotImplementedError
+        """Count the peak from now on, on a CPU if the kernel allows it (proc(5), clear_refs)."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def limit(self, limit: int | None, *, margin: float = 0.0) -> memory.Limit:
         """A limit of this rank's memory of `limit` bytes less `margin`, a fraction; None: the device's own."""
-        raise NotImplementedError
+        return memory.Limit() if limit is None else memory.CpuLimit(int(limit * (1 - margin)))
 
     def formats(self) -> tuple[str, ...]:
         """Number formats of the device, the reference first."""
@@ -116,50 +120,13 @@ FACTS = (
 
 
 class Cpu(Accelerator):
-    """Data needs no transfer, and work is done when a call returns."""
+    """The host's processors."""
 
     type = "cpu"
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self.clock = HostClock()
-
-    def stage(self, batch: Any) -> Any:
-        return batch
-
-    def load(self, batch: Any) -> Any:
-        return batch
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def release_memory(self) -> None:
-        """Collect garbage and return free memory to the system."""
-        memory.collect()
-
-    def peak_bytes(self) -> int:
-        """Largest resident memory of this process since `reset_peak`."""
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    def held_bytes(self) -> int | None:
-        """None: tensors lie in the process' memory."""
-        return None
-
-    def foreign_bytes(self) -> int | None:
-        """None: there is no device."""
-        return None
-
-    def reset_peak(self) -> None:
-        """Count the peak from now on, if the kernel allows it (proc(5), clear_refs)."""
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-    def limit(self, limit: int | None, *, margin: float = 0.0) -> memory.Limit:
-        """A limit of the process' private memory."""
-        return memory.NoLimit() if limit is None else memory.CpuLimit(int(limit * (1 - margin)))
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -14,6 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 from scaling.records.format import COLLECTIVE_FIELDS, CollectiveRow
@@ -130,17 +131,8 @@ class HostClock:
         return list(tokens)
 
 
-class Event(Protocol):
-    """The part of `torch.Event(enable_timing=True)` that is used here."""
-
-    def record(self, stream: Any = None) -> None:
-        """Record it on a stream; None: the calling thread's current one."""
-
-    def synchronize(self) -> None:
-        """Wait until it is reached."""
-
-    def elapsed_time(self, end_event: Event, /) -> float:
-        """Time from this event to another, ms; negative when the other came first."""
+Event = Any
+"""A `torch.Event(enable_timing=True)`, or what a test puts in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +142,9 @@ class _Anchor:
     event: Event
     host_ns: int
     bound_ns: int
+
+
+_BOUND = attrgetter("bound_ns")
 
 
 class EventClock:
@@ -218,14 +213,15 @@ class EventClock:
 
     def _host_ns(self, event: Event) -> int:
         assert self._begin is not None
-        return self._begin.host_ns + round(self._begin.event.elapsed_time(event) * 1e6 * self._rate)
+        elapsed_ms: float = self._begin.event.elapsed_time(event)
+        return self._begin.host_ns + round(elapsed_ms * 1e6 * self._rate)
 
     def _anchor(self, events: Sequence[Event]) -> _Anchor:
         self._synchronize()
         until = now_ns() + ANCHOR_TIME_NS
-        best = min((_tie(event) for event in events), key=_bound_ns)
+        best = min(map(_tie, events), key=_BOUND)
         while best.bound_ns > ANCHOR_BOUND_NS and now_ns() < until:
-            best = min(best, _tie(next(event for event in events if event is not best.event)), key=_bound_ns)
+            best = min(best, _tie(next(event for event in events if event is not best.event)), key=_BOUND)
         return best
 
     def _reserve(self, count: int) -> None:
@@ -236,10 +232,6 @@ class EventClock:
         event = self._new_event()
         event.record()  # torch creates the device's event when it is first recorded
         return event
-
-
-def _bound_ns(anchor: _Anchor) -> int:
-    return anchor.bound_ns
 
 
 def _tie(event: Event) -> _Anchor:

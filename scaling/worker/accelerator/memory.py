@@ -59,7 +59,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
 
 
-class CpuLimit:
+class Limit:
+    """What the system limits anyhow."""
+
+    def begin(self) -> None:
+        """Note what there is before the first try."""
+
+    def on(self) -> contextlib.AbstractContextManager[None]:
+        """Limit memory inside; outside there is room to report."""
+        return contextlib.nullcontext()
+
+
+class CpuLimit(Limit):
     """A limit on this process's private writable memory: RLIMIT_DATA, the same as `ulimit -d`.
 
     An allocation beyond it fails at once in the rank that made it, as on a GPU. Resident memory cannot be limited that
@@ -82,7 +93,6 @@ class CpuLimit:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Limit memory inside; outside there is room to report."""
         left = 0 if self._before_bytes is None else max(0, held_bytes() - self._before_bytes)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         bound = self._limit + left
@@ -93,7 +103,7 @@ class CpuLimit:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-class DeviceLimit:
+class DeviceLimit(Limit):
     """Limits the caching allocator to a share of the device's memory; None: all of it."""
 
     def __init__(self, limit: int | None, module: Any, device: torch.device, margin: float) -> None:
@@ -108,31 +118,17 @@ class DeviceLimit:
                 f"memory_limit: torch cannot limit the memory of a device of type {device.type}"
             )
 
-    def begin(self) -> None:
-        """Nothing to do: the allocator's cache is emptied between tries."""
 
-    def on(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class NoLimit:
-    """The CPU with only the system's limits."""
-
-    def begin(self) -> None:
-        """Nothing to note."""
-
-    def on(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-Limit = CpuLimit | DeviceLimit | NoLimit
+def status_bytes(name: str) -> int:
+    """A size in /proc/self/status, such as VmHWM (the largest resident memory); 0 where the kernel does not tell."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    match = re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else 0
 
 
 def held_bytes() -> int:
-    """Memory of this process that RLIMIT_DATA counts: VmData."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    match = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
-    return int(match.group(1)) * 1024 if match else 0
+    """Memory of this process that RLIMIT_DATA counts."""
+    return status_bytes("VmData")
 
 
 def collect() -> None:

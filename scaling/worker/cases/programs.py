@@ -17,6 +17,7 @@ from scaling.settings.cases import LATENCY, Case, Variant, cases, variants
 from scaling.settings.run import Inject, Spec
 from scaling.worker.accelerator.accelerator import DTYPES, Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.cases.runner import Runner
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
@@ -31,15 +32,12 @@ RECOMPILES = 512
 """Limit on compilations of a function; torch.compile silently falls back to eager beyond it."""
 
 
-class Inference:
+class Inference(Runner):
     """A request is a batch on the host. It is answered when the device has the outputs.
 
     Latency: one request at a time; the next begins when the last is answered, and each is timed by the host.
     Throughput: requests are issued without waiting and awaited at the end, as on a server under load.
     """
-
-    fewest: tuple[int, ...] = (1,)
-    least = 1
 
     def __init__(
         self, workload: Workload, device: Accelerator, *, seed: int, load: Callable[[Any], Any] | None = None
@@ -55,15 +53,6 @@ class Inference:
         self._inputs: Any = None
         self._precision = Precision("fp32", device.type)
         self._dtype = torch.float32
-
-    def open(self, world_size: int) -> None:
-        """Replicas do not communicate: nothing to do."""
-
-    def bare(self, samples: int) -> None:
-        """There is no wrapper, so this step is like any other: nothing to do."""
-
-    def settle(self, case: Case) -> None:
-        """Requests leave nothing in memory: nothing to do."""
 
     def use(self, case: Case) -> None:
         """Convert the parameters if the case runs without autocast, and make its batch."""
@@ -97,10 +86,6 @@ class Inference:
         """Release the batch; parameters stay."""
         self._inputs = None
 
-    def close(self) -> None:
-        """Release the batch; nothing else was opened."""
-        self.drop()
-
     def _timed(self, requests: int) -> PlainRow:
         begin = now_ns()
         for _ in range(requests):
@@ -133,7 +118,7 @@ SETTLING = 2
 """Steps until DDP has rebuilt its buckets."""
 
 
-class Training:
+class Training(Runner):
     """Holds one wrapper and one batch at a time, so a case's memory is that case's alone."""
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean
-from typing import Any, Protocol
+from typing import Any
 
 from scaling.records.files import write_json
 from scaling.records.format import AnyStepRow, BlockRecord, RecordedBlock
@@ -31,12 +31,15 @@ from scaling.worker.session.rounds import Budget, Turn, run_rounds
 from scaling.worker.session.session import LaunchSession
 
 
-class Runner(Protocol):
-    """Runs one case at a time. `use` makes what the case needs and `drop` releases it."""
+class Runner:
+    """Runs one case at a time. `use` makes what the case needs and `drop` releases it.
 
-    fewest: tuple[int, ...]
+    What a program has no need of does nothing here: replicas that answer requests need no peers and leave nothing.
+    """
+
+    fewest: tuple[int, ...] = (1,)
     """Batch sizes to try for steps that only set something up; the first that the model accepts is used."""
-    least: int
+    least = 1
     """The one of them that `bare` tried last."""
 
     def open(self, world_size: int) -> None:
@@ -59,12 +62,14 @@ class Runner(Protocol):
 
     def run(self, arm: str, steps: int, lead_in: int) -> list[AnyStepRow]:
         """Run steps of an arm and return their rows, after `lead_in` steps that are not recorded."""
+        raise NotImplementedError
 
     def drop(self) -> None:
         """Release the case."""
 
     def close(self) -> None:
         """Release the world size."""
+        self.drop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

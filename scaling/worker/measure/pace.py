@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from statistics import mean, stdev
-from typing import Any, Protocol
+from typing import Any
 
 from scaling.records.format import CollectiveRow
 from scaling.settings import schedule
@@ -35,20 +35,13 @@ CASE_LEAST = 2
 CASE_STEPS_MIN, CASE_STEPS_MAX = 1, 2000
 
 
-class Intervals(Protocol):
-    """What has been measured so far, and how precisely."""
-
-    def half_widths(self) -> Sequence[float | None]:
-        """Half of the 95 % interval of each result, as a fraction or an efficiency; None while unknown."""
-
-
 class Pace:
     """Decides when to stop. Rank 0 keeps it and decides for all ranks."""
 
     def __init__(
         self,
         measure: Measure,
-        intervals: Intervals,
+        intervals: Efficiencies | Means,
         *,
         budget_s: float | None = None,
         limit_s: float | None = None,

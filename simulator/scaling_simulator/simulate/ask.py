@@ -1,17 +1,27 @@
 """The simulation that a worker is asked for, at one world size.
 
 What a simulation leans on: the device's rates, kernel times, and what makes real ranks slower.
+
+How a worker process of its own is asked: a question as JSON on its input, an answer on its output.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
+from scaling import resources
 from scaling.analysis.statistics.rounds import latest
-from scaling.errors import InputError
-from scaling.hardware.devices import memory_of, peak_flop_s
-from scaling.launchers.process import TooLongError, answer
+from scaling.errors import InputError, ScalingError
+from scaling.hardware.devices import MAKERS, peak_flop_s
+from scaling.records import files
 from scaling.settings.parallel import Mesh, MeshError, Parallel
 from scaling.settings.run import Spec
 from scaling.settings.topology import Topology
@@ -71,6 +81,36 @@ class Inputs:
         return bool(self.missing)
 
 
+_GB = 10**9
+_MEMORY: tuple[tuple[str, int, float], ...] = (
+    (r"V100-SXM\d-16GB", 16 * _GB, 900e9),
+    (r"V100-SXM\d-32GB", 32 * _GB, 900e9),
+    (r"A100-SXM4-40GB", 40 * _GB, 1555e9),
+    (r"A100-SXM4-80GB", 80 * _GB, 2039e9),
+    (r"A100-PCI[Ee]-40GB", 40 * _GB, 1555e9),
+    (r"A100 80GB PCIe", 80 * _GB, 1935e9),
+    (r"L4", 24 * _GB, 300e9),
+    (r"L40", 48 * _GB, 864e9),
+    (r"L40S", 48 * _GB, 864e9),
+    (r"H100 80GB HBM3", 80 * _GB, 3350e9),
+    (r"H100 PCIe", 80 * _GB, 2000e9),
+    (r"H100 NVL", 94 * _GB, 3900e9),
+    (r"H200", 141 * _GB, 4800e9),
+    (r"B200", 180 * _GB, 7700e9),
+    (r"GeForce RTX 4090", 24 * _GB, 1008e9),
+    (r"Instinct MI300X.*", 192 * _GB, 5300e9),
+)
+"""Bytes of a device's memory, and bytes/s that it moves at the most; scaling/hardware/devices.py names the sheets."""
+
+
+def _memory_of(device_name: str) -> tuple[int, float] | None:
+    """(bytes, bytes/s) of a device's memory by its data sheet; None where the device is not known."""
+    for name, size, rate in _MEMORY:
+        if re.fullmatch(f"{MAKERS}(?:{name})", device_name):
+            return size, rate
+    return None
+
+
 def sheet(topology: Topology, precision: str) -> tuple[Chip, int]:
     """A device's rates and memory as its data sheet has them. InputError where the device is not known."""
     name = topology.accelerator
@@ -79,7 +119,7 @@ def sheet(topology: Topology, precision: str) -> tuple[Chip, int]:
             f"topology={topology.name}: its devices are not named, so their rates are not known; use a machine such as "
             "topology=simulated_hgx_h100, or give topology.accelerator='NVIDIA H100 80GB HBM3'"
         )
-    memory, peak, fp32 = memory_of(name), peak_flop_s(name, precision), peak_flop_s(name, "fp32")
+    memory, peak, fp32 = _memory_of(name), peak_flop_s(name, precision), peak_flop_s(name, "fp32")
     if memory is None or peak is None or fp32 is None:
         raise InputError(
             f"topology.accelerator={name}: no data sheet of it is known for precision={precision} "
@@ -242,3 +282,51 @@ def simulate(asked: Simulation) -> Simulated:
         return answer("scaling_simulator.answer", asked, Simulated, what=what, limit_s=LIMIT_S)
     except TooLongError:
         return Simulated(failed=f"the simulation took longer than {LIMIT_S} s")
+
+
+Answer = TypeVar("Answer")
+
+
+class TooLongError(Exception):
+    """There was no answer within the limit."""
+
+
+def answer(module: str, request: Any, kind: type[Answer], *, what: str, limit_s: float) -> Answer:
+    """The answer of `python -m module` to `request`, which it gets as JSON; errors call the request `what`.
+
+    TooLongError after `limit_s`; InputError with its last line where it ends with status 2; ScalingError without an
+    answer.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            input=json.dumps(files.encode(request)),
+            capture_output=True,
+            text=True,
+            errors="replace",  # a library may print anything
+            timeout=limit_s,
+            check=False,
+            env={**os.environ, "PYTHONPATH": resources.import_path(), "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TooLongError from error
+    try:
+        return files.decode(kind, json.loads(done.stdout))
+    except ValueError:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        if lines and done.returncode == InputError.exit_code:
+            raise InputError(lines[-1]) from None
+        reason = lines[-1] if lines and done.returncode >= 0 else _ended(done.returncode)
+        raise ScalingError(f"{what} gave no answer: {reason}") from None
+
+
+def _ended(status: int) -> str:
+    """How a process ended, by its exit status."""
+    if status >= 0:
+        return f"it ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    memory = ", as the kernel does where memory runs out" if -status == signal.SIGKILL else ""
+    return f"it was ended by {name}{memory}"

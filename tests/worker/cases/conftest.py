@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from scaling.config.compose import requests
 from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.accelerator.memory import NoLimit
+from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.programs import Training
 from scaling.worker.cases.runner import Jury
 from scaling.worker.data.workload import Workload, sgd
@@ -52,7 +52,7 @@ def control():
 
 @pytest.fixture
 def jury(control):
-    return Jury(control, Cpu(), NoLimit(), rank=0)
+    return Jury(control, Cpu(), Limit(), rank=0)
 
 
 @pytest.fixture

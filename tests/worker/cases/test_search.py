@@ -11,7 +11,7 @@ from scaling.records.paths import RunFolder
 from scaling.settings.batch_search import SCHEMA, Largest, Try, VariantSearch
 from scaling.settings.cases import Variant
 from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.accelerator.memory import NoLimit
+from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.search import Search
 from scaling.worker.session.session import Session
 
@@ -32,7 +32,7 @@ def searched(training, control, a_spec, tmp_path):
         variant = Variant(precision="fp32", autocast=False, accumulation_steps=accumulation)
         largest = Largest(schema=SCHEMA, limit_bytes=None, items=(VariantSearch(variant=variant),))
         runner = training("batch=max", "memory_limit=1GiB", module=module)
-        Search(session, runner, NoLimit(), largest).run(prove=False)
+        Search(session, runner, Limit(), largest).run(prove=False)
         lines = map(json.loads, folder.tries.read_text().splitlines())
         return [(line["batch"], line["status"]) for line in lines if line["status"] != "trying"]
 

@@ -11,7 +11,7 @@ from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.memory import NoLimit
+from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.runner import CHANGE_S, Study
 from scaling.worker.session.progress import COMPILE_S
 
@@ -60,7 +60,7 @@ def told(control, a_spec, tmp_path):
         session.progress = lambda stage, rounds=0.0, _elapsed_s=0.0, _left_s=None, expected_s=None: (
             words.append((stage, rounds, expected_s))
         )
-        Study(session, Idle(), NoLimit(), None).run()
+        Study(session, Idle(), Limit(), None).run()
         return words
 
     return study

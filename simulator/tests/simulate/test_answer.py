@@ -8,8 +8,8 @@ import pytest
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.process import TooLongError, answer
 from scaling.settings.estimate import TimedStep
+from scaling_simulator.simulate.ask import TooLongError, answer
 
 ASKED = TimedStep(batch=2, step_s=1.0)
 PROGRAMS = {
