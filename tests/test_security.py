@@ -19,7 +19,7 @@ from scaling.cli.main import main
 from scaling.config.compose import changed, requests
 from scaling.config.topology import to_env
 from scaling.errors import InputError
-from scaling.launchers.jobs import create, plan_request
+from scaling.launchers.jobs import Job, create, plan_request
 from scaling.launchers.slurm import queue
 from scaling.records import baselines
 from scaling.records.paths import RunFolder, require_own
@@ -259,7 +259,7 @@ def test_what_is_written_cannot_be_changed_by_other_users(tmp_path, original):
             (tmp_path / "run" / name).unlink(missing_ok=True)
         assert main(["analyze", str(tmp_path / "run")]) == 0
         (asked,) = requests("run", ["topology=emulated_pcie"]).items
-        create(asked, plan_request(asked), RunFolder(tmp_path / "parent" / "new"))
+        create(Job(request=asked, plan=plan_request(asked), folder=RunFolder(tmp_path / "parent" / "new")))
     finally:
         os.umask(old)
     written = [tmp_path / "run/report.html", tmp_path / "run/analysis.json", tmp_path / "run/steps.parquet"]

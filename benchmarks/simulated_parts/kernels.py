@@ -97,7 +97,7 @@ def _ranked(rank: int, _: int, *, model: str, batch: int, slow: str, launch_us: 
     workload.module.to(device.torch_device)
     bench = Bench(plan, plan.trials[0], workload, device, Precision(plan.spec.precision, "sim"), rank)
     work = bench.work()
-    loop = bench.loop(bench.batch)
+    loop, _ = bench.loop(bench.batch)
     table = measure(loop, device, batch=bench.batch, precision=plan.spec.precision)
     with recorded() as tasks:
         begin = now_ns()

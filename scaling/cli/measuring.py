@@ -17,7 +17,7 @@ from scaling.analysis.results import Analysis, StepHistory
 from scaling.cli.output import warn
 from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
-from scaling.launchers.jobs import Job, create
+from scaling.launchers.jobs import Job
 from scaling.launchers.runner import measure
 from scaling.launchers.tryout import promised
 from scaling.records.launch import Environment, Launch
@@ -69,11 +69,6 @@ def check(job: Job) -> Job:
     """
     launcher_of(job.plan).require(job.plan)
     return dataclasses.replace(job, plan=promised(job.plan))
-
-
-def create_run(job: Job) -> None:
-    """Make the folder of a run with its plan and config."""
-    create(job.request, job.plan, job.folder)
 
 
 def watch(plan: Plan, folder: RunFolder, *, rounds: bool = True) -> Status:

@@ -80,15 +80,16 @@ def check_folder(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def create(request: Request, plan: Plan, folder: RunFolder) -> None:
+def create(job: Job) -> None:
     """Make the run's folder with its config and plan; InputError when it cannot be made."""
+    folder = job.folder
     asked = f"run_dir={folder.path}"
     make_folder(folder.path, asked)
     try:
         with locked(folder):
             check_folder(folder.path)  # again: another run may have taken it since
-            write_text(folder.config, request.yaml)
-            write_json(folder.plan, plan)
+            write_text(folder.config, job.request.yaml)
+            write_json(folder.plan, job.plan)
     except OSError as error:  # a full disk
         raise InputError(f"{asked}: cannot be made ({error.strerror}); name a folder that can") from error
 

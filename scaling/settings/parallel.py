@@ -31,7 +31,7 @@ DIGITS = 7
 """A number of ranks has fewer."""
 _KEYS, _TENSOR = 2**18, 2**40
 """Keys of axes lie below those of the pairings of hosts, and differ by world size and degrees."""
-_PAIR, _OTHER = 2**52, 2**20
+_PAIR = 2**52
 """Keys of two ranks that send each other messages lie below all others."""
 REST = -1
 """A degree that is whatever the others leave."""
@@ -74,12 +74,6 @@ class Pipeline:
     schedule: str = ""
     """torch's class of the schedule, such as ScheduleGPipe; empty: no pipeline."""
     stages_per_rank: int = 1
-
-
-def pair_key(rank: int, peer: int) -> int:
-    """The key in the records of two ranks that send each other messages."""
-    low, high = sorted((rank, peer))
-    return -(_PAIR + low * _OTHER + high)
 
 
 def _key(world_size: int, degree: int, axis: str, tensor: int = 1) -> int:

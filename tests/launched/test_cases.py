@@ -12,7 +12,7 @@ import pytest
 
 from scaling.config.compose import requests
 from scaling.launchers.batch_search import find_largest
-from scaling.launchers.jobs import create, plan_request
+from scaling.launchers.jobs import Job, create, plan_request
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_largest
 
@@ -152,7 +152,7 @@ def test_a_process_that_is_killed_for_its_memory_is_an_answer_too(tmp_path, monk
     own = ("model=custom", "model._target_=mine.factory", "world_sizes=[2]", "batch=max", "memory_limit=2GiB")
     (request,) = requests("run", [*LOCAL, *own]).items
     plan, folder = plan_request(request), RunFolder(tmp_path / "run")
-    create(request, plan, folder)
+    create(Job(request=request, plan=plan, folder=folder))
     assert find_largest(plan, folder, lambda _record: None).status == "done"
     (found,) = read_largest(folder).items
     assert [(t.batch, t.status) for t in found.tries] == [(1, "fits"), (2, "killed")]

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         _writable(file)
     launcher_of(job.plan).require(job.plan)
     try_model(job.plan, flops=True)
-    create(job.request, job.plan, job.folder)
+    create(job)
     status = watch(job.plan, job.folder, rounds=False)
     launches = job.folder.launches()  # none where the disk filled up before the first
     evidence = collect(Launch(launches[-1], job.plan)) if launches else Evidence(checks=(), hosts={})

@@ -218,7 +218,7 @@ def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
     from scaling.cli.verbs.study import show_study  # noqa: PLC0415
 
     complete = all(launch.status == "done" for launch in started.launches)
-    measured = sorted({run.world_size for run in started.launches if _has_records(folder, run.world_size)})
+    measured = sorted({run.world_size for run in started.launches if _rank_files(folder, run.world_size)})
     if not measured:
         why = started.launches[0].error if started.launches else "no launch was started"
         warn(f"{folder.path}: nothing was measured: {why}")
@@ -232,10 +232,6 @@ def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
     analysis, plan = study_at(folder)
     code = show_study(analysis, plan, Console(), as_json=False, verbose=verbose, into=folder)
     return code if complete else 3
-
-
-def _has_records(folder: RunFolder, n: int) -> bool:
-    return bool(_rank_files(folder, n))
 
 
 def _progress(line: str) -> None:

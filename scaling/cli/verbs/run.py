@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scaling.cli.measuring import check, create_run, end_in_order, require_alone, watch, worst
+from scaling.cli.measuring import check, end_in_order, require_alone, watch, worst
 from scaling.cli.output import say, warn
 from scaling.cli.simulated_run import is_simulated, simulate_run
 from scaling.cli.verbs.arguments import split
@@ -14,7 +14,7 @@ from scaling.cli.verbs.compare import compare_folders
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError, way_out
 from scaling.launchers.choose import launcher_of
-from scaling.launchers.jobs import begun, jobs_of
+from scaling.launchers.jobs import begun, create, jobs_of
 from scaling.launchers.reconcile import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
 from scaling.settings.plan import Plan, Request
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     jobs = [check(job) for job in jobs]
     for job in jobs:
-        create_run(job)
+        create(job)
     return _run([(job.plan, job.folder) for job in jobs], multirun=asked.multirun, verbose=given.verbose)
 
 
@@ -63,7 +63,7 @@ class _Search:
 
         (job,) = jobs_of((request,), multirun=True, parent=self.parent, first=len(self.codes))
         job = check(job)
-        create_run(job)
+        create(job)
         self.parent = job.folder.path.parent
         code, stopped = _measured(job.plan, job.folder, Console(), verbose=self._verbose)
         self.codes.append(code)

@@ -18,7 +18,7 @@ from scaling.cli.pipeline import rebuild
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import ScalingError
-from scaling.launchers.jobs import check_folder, create, plan_request
+from scaling.launchers.jobs import Job, check_folder, create, plan_request
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, default_folder
 from scaling.report.documents.checkup import case_lines, selftest_document
@@ -92,7 +92,7 @@ def planned(case: FaultCase, overrides: list[str]) -> CaseRun | None:
 
 def run_case(run: CaseRun, folder: RunFolder) -> tuple[SelfTestCase | None, bool]:
     """(the graded case, whether the user interrupted it). A case that measured nothing is None, after a line why."""
-    create(run.request, run.plan, check_folder(folder.path))
+    create(Job(request=run.request, plan=run.plan, folder=check_folder(folder.path)))
     if watch(run.plan, folder).state == "interrupted":
         return None, True
     return graded(run.case, folder, run.plan), False

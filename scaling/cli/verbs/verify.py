@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -12,13 +11,13 @@ from rich.console import Console
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Measured, Remedy, Verdict
 from scaling.analysis.verdicts import remedies
-from scaling.cli.measuring import create_run, end_in_order, watch, why
+from scaling.cli.measuring import end_in_order, watch, why
 from scaling.cli.output import print_json
 from scaling.cli.pipeline import read_analysis
 from scaling.cli.verbs.arguments import parse
 from scaling.config.compose import again
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.jobs import Job, check_folder, plan_request
+from scaling.launchers.jobs import Job, check_folder, create, plan_request
 from scaling.reading import as_number
 from scaling.records.check import read_checked
 from scaling.records.files import write_json
@@ -50,9 +49,10 @@ def main(arguments: list[str]) -> int:
     size = [f"world_sizes=[{cause.world_size}]", "repeats=1", *_first_strategy(plan.spec)]
     now = again(text, size)
     then = again(text, [*size, *remedy.overrides.split()])
-    parent = RunFolder(_free(folder))
+    below = (folder.path / "verify" / str(k) for k in itertools.count())
+    parent = RunFolder(next(path for path in below if not path.exists()))
     jobs = _jobs(now, then, parent)
-    gain, same = _interleaved(jobs[0]) if len(jobs) == 1 else _alternating(jobs)
+    gain, same = remedies.interleaved(_measured(jobs[0])) if len(jobs) == 1 else _alternating(jobs)
     how = remedies.INTERLEAVED if len(jobs) == 1 else remedies.ALTERNATING
     verification = remedies.judge(plan, cause, remedy, gain, same, how)
     write_json(parent.path / "verification.json", verification)
@@ -87,12 +87,6 @@ def _first_strategy(spec: Spec) -> list[str]:
     return ["vary.parallel=null", f"parallel={first.name}", *degrees]
 
 
-def _free(folder: RunFolder) -> Path:
-    """The first RUN/verify/<k> that does not exist."""
-    parent = folder.path / "verify"
-    return next(path for k in itertools.count() if not (path := parent / str(k)).exists())
-
-
 def _jobs(now: Request, then: Request, parent: RunFolder) -> list[Job]:
     """One launch with both settings if two wrappers of a process may differ in them, else launches of each in turns."""
     if not _within_a_launch(now.spec, then.spec):
@@ -113,17 +107,13 @@ def _within_a_launch(now: Spec, then: Spec) -> bool:
 
 def _measured(job: Job) -> RunRecords:
     """The records of one launch. ScalingError where it did not complete."""
-    create_run(job)
+    create(job)
     status = watch(job.plan, job.folder)
     if status.state == "interrupted":
         raise KeyboardInterrupt
     if status.state != "done":
         raise ScalingError(f"{job.folder.path}: {why(status)}")
     return RunRecords(read_checked(job.folder, job.plan), job.plan)
-
-
-def _interleaved(job: Job) -> Gains:
-    return remedies.interleaved(_measured(job))
 
 
 def _alternating(jobs: list[Job]) -> Gains:

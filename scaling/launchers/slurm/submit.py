@@ -57,7 +57,7 @@ def submit(job: Job, text: str) -> Submitted:
     It stays after any other failure, since Slurm may have taken the job.
     """
     existed = job.folder.path.exists()
-    create(job.request, job.plan, job.folder)
+    create(job)
     try:
         _write_down(job, text)
         return _hand_in(job.plan, job.folder, text)

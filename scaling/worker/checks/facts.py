@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from scaling.reading import system_number, system_text
 from scaling.units import spans
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
-from scaling.worker.session.environment import cpu_name, driver_version, recorded
+from scaling.worker.session.environment import machine, recorded
 
 _LIMITS = {
     "open_files": resource.RLIMIT_NOFILE,
@@ -32,21 +30,13 @@ _UNLIMITED_V1 = 2**60
 def facts(device: Accelerator, root: Path = Path("/")) -> dict[str, Any]:
     """All facts of this rank, in one flat dictionary; `root` holds proc/, sys/ and dev/."""
     return {
-        "hostname": platform.node(),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
+        **machine(device, root),
         "blas": _blas(),
-        "cpu": cpu_name(),
         **_placement(root),
         **_cgroup(root),
         **{f"limit.{name}": _limit(number) for name, number in _LIMITS.items()},
         **_memory(root),
         **_platform(root),
-        "driver": driver_version(root),
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-        **device.facts(),
         **_flags(),
         **{f"env.{name}": value for name, value in recorded().items()},
     }

@@ -68,7 +68,7 @@ def note_step(session: LaunchSession, workload: Workload, precision: Precision) 
         return Roofline(schema=SCHEMA, rank=session.rank, ceilings=rates, work=work)
 
     def timed(bench: Bench) -> KernelTable:
-        return measure(bench.loop(bench.batch), device, batch=bench.batch, precision=asked)
+        return measure(bench.loop(bench.batch)[0], device, batch=bench.batch, precision=asked)
 
     if not is_virtual():  # there the ceilings are settings, and a second is long
         line = benched(session, workload, precision, "roofline", counted)

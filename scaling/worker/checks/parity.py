@@ -28,7 +28,7 @@ from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.data.workload import Workload
 from scaling.worker.parallel.torch_private import tree_leaves, tree_map_only
 
-SAMPLES = 64
+DIGEST_BYTES, SAMPLES = 12, 64
 COMPARED = 2**14
 """Elements of a tensor that are compared with the reference's."""
 CHUNK = 2**22
@@ -55,30 +55,23 @@ def keep(tensor: torch.Tensor) -> Kept:
     """Keep what `layer` and comparisons need."""
     return Kept(
         shape=tuple(tensor.shape),
-        digest=digest([tensor]),
+        digest=digest(tensor),
         some=spread(tensor, COMPARED),
         samples=spread(tensor, SAMPLES),
         not_finite=int((~torch.isfinite(tensor.detach())).sum()),
     )
 
 
-def fresh() -> Any:
-    """A new digest for `feed`; `hexdigest()` returns its text."""
-    return hashlib.blake2b(digest_size=12)
-
-
-def feed(tensors: Iterable[torch.Tensor], *digests: Any) -> None:
-    """Add all bytes, in order, to each digest; of a GPU's tensor its sums, since to copy and hash takes minutes."""
+def feed(hasher: Any, tensors: Iterable[torch.Tensor]) -> None:
+    """Add all bytes, in order, to a digest; of a GPU's tensor its sums, since to copy and hash takes minutes."""
     for tensor in tensors:
         if tensor.is_cuda:
-            content = f"{tensor.dtype}{tuple(tensor.shape)}{sums(tensor)}".encode()
-            for each in digests:
-                each.update(content)
+            hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}{sums(tensor)}".encode())
             continue
         host = tensor.detach().to("cpu").contiguous()
         size = host.numel() * host.element_size()
-        for each in digests if size else ():
-            each.update((ctypes.c_char * size).from_address(host.data_ptr()))
+        if size:
+            hasher.update((ctypes.c_char * size).from_address(host.data_ptr()))
 
 
 def sums(tensor: torch.Tensor) -> list[int]:
@@ -106,11 +99,11 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
     return (mixed ^ (mixed >> 32)) | 1
 
 
-def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Digest of all bytes, in order."""
-    hasher = fresh()
-    feed(tensors, hasher)
-    return str(hasher.hexdigest())
+def digest(tensor: torch.Tensor) -> str:
+    """Digest of all bytes."""
+    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    feed(hasher, [tensor])
+    return hasher.hexdigest()
 
 
 def spread(tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -154,8 +147,6 @@ class Step:
     weights: Tensors
     digest: str
     """Digest of the loss, all gradients and all weights."""
-    sums: str
-    """Digest of the loss and all weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +199,7 @@ def parted(run: Run, again: Run) -> str:
     for name in _different(run.gradients, again.gradients, reversed(run.gradients)):
         return f"gradient of {name}"
     for index, (step, other) in enumerate(zip(run.steps, again.steps, strict=True)):
-        if step.sums != other.sums:
+        if step.digest != other.digest:
             return f"step {index + 1}"
     return ""
 
@@ -316,24 +307,17 @@ class Parity:
             step_gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
             if index == 0:
                 gradients = {n: keep(g) for n, g in step_gradients.items()}
-            digest, sums = fresh(), fresh()
-            feed([loss], digest, sums)
-            feed(step_gradients.values(), digest)
+            hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
+            feed(hasher, [loss, *step_gradients.values()])
             some = _some(step_gradients)
             if all(bool(torch.isfinite(g).all()) for g in step_gradients.values()):
                 optimizer.step()  # skip a step that overflowed, as a grad scaler does
             del step_gradients
             optimizer.zero_grad(set_to_none=True)
             weights = dict(module.named_parameters())
-            feed(weights.values(), digest, sums)
+            feed(hasher, weights.values())
             steps.append(
-                Step(
-                    loss=float(loss),
-                    gradients=some,
-                    weights=_some(weights),
-                    digest=digest.hexdigest(),
-                    sums=sums.hexdigest(),
-                )
+                Step(loss=float(loss), gradients=some, weights=_some(weights), digest=hasher.hexdigest())
             )
         peak = None if self._device.type == "cpu" else self._device.peak_bytes()
         self._say(f"{name}, run {number}, timed")

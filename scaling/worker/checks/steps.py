@@ -49,7 +49,7 @@ class Bench:
 
     def work(self) -> StepWork:
         """Count one step, after another one in which the optimizer makes its state."""
-        loop, batches = self._loop(self._trial.batch)
+        loop, batches = self.loop(self._trial.batch)
         loop.plain()
         with watching(self._device.type) as work:
             loop.plain()
@@ -78,16 +78,11 @@ class Bench:
             memory=memory,
         )
 
-    def loop(self, batch: int) -> Loop:
-        """The loop at a batch, with batches and an optimizer of its own."""
-        return self._loop(batch)[0]
-
-    def _loop(self, batch: int) -> tuple[Loop, list[Any]]:
+    def loop(self, batch: int) -> tuple[Loop, list[Any]]:
+        """The loop at a batch, with an optimizer of its own, and its batches."""
         generator = torch.Generator().manual_seed(self._plan.spec.seed * 1_000_003 + self._rank)
-        micro_batch = self._micro(batch)
-        batches = [
-            self._device.stage(self._workload.make_batch(micro_batch, generator)) for _ in range(BATCHES)
-        ]
+        samples = self._micro(batch)
+        batches = [self._device.stage(self._workload.make_batch(samples, generator)) for _ in range(BATCHES)]
         loop = Loop(
             workload=self._workload,
             module=self._workload.module,
@@ -104,7 +99,7 @@ class Bench:
         return max(1, batch // self._plan.spec.accumulation_steps)
 
     def _timed(self, batch: int) -> list[StepRow]:
-        loop, _ = self._loop(batch)
+        loop, _ = self.loop(batch)
         clock = self._device.clock
         for _ in range(WARMUP):
             loop.stamped()

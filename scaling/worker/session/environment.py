@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scaling.reading import system_text
 from scaling.settings.environment import NOT_RECORDED, is_recorded, is_secret, is_secret_value
 from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
@@ -33,25 +34,32 @@ def describe(
         "schema": SCHEMA,
         "rank": rank,
         "host": host,
-        "hostname": platform.node(),
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "cpu": cpu_name(),
+        **machine(device),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "device": spec.topology.device,
         "backend": spec.topology.backend,
-        "driver": driver_version(),
-        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
-        **device.facts(),
         "parameters": sum(p.numel() for p in parameters),
         "parameter_tensors": len(parameters),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "buffers_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
         "tokens_per_sample": tokens_per_sample,
         "environment": recorded(spec.env),
+    }
+
+
+def machine(device: Accelerator, root: Path = Path("/")) -> dict[str, Any]:
+    """The machine and the versions on it; `root` holds proc/."""
+    return {
+        "hostname": platform.node(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "driver": driver_version(root),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        **device.facts(),
     }
 
 
@@ -67,20 +75,13 @@ def recorded(also: Iterable[str] = ()) -> dict[str, str]:
 
 def driver_version(root: Path = Path("/")) -> str | None:
     """Version of NVIDIA's kernel module from /proc; None without one."""
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(
-        r"Kernel Module.*?\s([0-9]+\.[0-9.]+)\s", text
-    )  # "... Module for x86_64  580.159.04  Release ..."
+    text = system_text(root / "proc/driver/nvidia/version") or ""
+    # "... Module for x86_64  580.159.04  Release ..."
+    match = re.search(r"Kernel Module.*?\s([0-9]+\.[0-9.]+)\s", text)
     return match.group(1) if match else None
 
 
 def cpu_name() -> str:
     """The processor's name from /proc/cpuinfo."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
+    match = re.search(r"^model name\s*: (.*)", system_text(Path("/proc/cpuinfo")) or "", re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or "unknown"

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import faulthandler
 import json
+import math
 import os
 import signal
 import sys
@@ -29,7 +30,6 @@ from scaling.records.paths import LaunchFolder
 ENDED = 128 + signal.SIGTERM
 LOOK_S = 3.0
 """Longest time for writing the stack."""
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> Callable[[int], NoReturn]:
@@ -120,18 +120,11 @@ def last_collective() -> str | None:
         last = max(_collectives(), key=lambda entry: entry["record_id"])
         names = torch.distributed.distributed_c10d._world.pg_names  # noqa: SLF001
         size = next((g.size() for g, name in names.items() if name == last["process_group"][0]), None)
-        items = sum(_product(shape) for shape in last["input_sizes"])
+        items = sum(math.prod(shape) for shape in last["input_sizes"])
         among = "" if size is None else f" among {size} ranks"
         return f"{last['profiling_name']} number {last['collective_seq_id']} of {items} values{among}"
     except Exception:  # noqa: BLE001  # private names of torch may change; the stack matters more
         return None
-
-
-def _product(shape: list[int]) -> int:
-    result = 1
-    for length in shape:
-        result *= length
-    return result
 
 
 def _look_away() -> None:
@@ -143,5 +136,4 @@ def _look_away() -> None:
 
 def _die_with_the_agent() -> None:
     """Ask for SIGKILL when the torchrun that started this rank dies, so that no process is left behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

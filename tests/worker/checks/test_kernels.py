@@ -21,7 +21,7 @@ STEP_NS = 40_000_000
 def measured(workload, batch):
     a_plan = plan(spec())
     bench = Bench(a_plan, a_plan.trials[0], workload, Cpu(), Precision("fp32", "cpu"), 0)
-    return measure(bench.loop(batch), Cpu(), batch=batch, precision="fp32")
+    return measure(bench.loop(batch)[0], Cpu(), batch=batch, precision="fp32")
 
 
 def linear(features=32, outputs=16):
