@@ -7,6 +7,7 @@ numbers fit into 64 bits. What is refused raises RefusedError, a ValueError that
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -106,6 +107,13 @@ def read_tail(path: Path, most_bytes: int) -> bytes:
     with open_file(path, INT_MAX) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
         return file.read(most_bytes)
+
+
+def log_text(path: Path) -> str:
+    """The text of a log; empty where there is none that can be read."""
+    with contextlib.suppress(OSError, RefusedError):
+        return read_text(path, LOG_BYTES_MAX, strict=False)
+    return ""
 
 
 def system_text(path: Path) -> str | None:

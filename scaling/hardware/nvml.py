@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _TOTAL = 2**32 - 1
 """Scope of a field value: all links of a device (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*)."""
@@ -79,11 +81,12 @@ class Gpus:
             "cuda_driver": ask(nvml.nvmlSystemGetCudaDriverVersion_v2),
             "vbios": _text(ask(nvml.nvmlDeviceGetVbiosVersion, handle)),
             "memory_bytes": None if memory is None else int(memory.total),
-            "persistence": _flag(ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
+            "persistence": _as(bool, ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
             "mig": None if mig is None else bool(mig[0]),
             "ecc": None if ecc is None else bool(ecc[0]),
             "ecc_pending": None if ecc is None else bool(ecc[1]),
-            "remap_failed": _remap_failed(ask(nvml.nvmlDeviceGetRemappedRows, handle)),
+            # NVML gives (correctable, uncorrectable, pending, failed).
+            "remap_failed": _as(lambda rows: bool(rows[3]), ask(nvml.nvmlDeviceGetRemappedRows, handle)),
             "power_limit_mw": ask(nvml.nvmlDeviceGetPowerManagementLimit, handle),
             "power_default_mw": ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
             "sm_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
@@ -121,7 +124,7 @@ class Gpus:
             "temperature_c": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             "memory_used_bytes": None if memory is None else int(memory.used),
             "utilisation_percent": None if utilisation is None else int(utilisation.gpu),
-            "processes": _length(ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)),
+            "processes": _as(len, ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)),
             "pcie_generation": ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
             "pcie_width": ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
             **counters,
@@ -219,21 +222,13 @@ def _field(value: Any) -> int | None:
     return None if name is None else int(getattr(value.value, name))
 
 
-def _remap_failed(rows: Any) -> bool | None:
-    """NVML gives (correctable, uncorrectable, pending, failed)."""
-    return None if rows is None else bool(rows[3])
-
-
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _flag(value: Any) -> bool | None:
-    return None if value is None else bool(value)
-
-
-def _length(value: Any) -> int | None:
-    return None if value is None else len(value)
+def _as(convert: Callable[[Any], T], value: Any) -> T | None:
+    """A value of NVML, converted; None where it has none."""
+    return None if value is None else convert(value)
 
 
 def _bits(words: Iterable[int]) -> list[int]:

@@ -21,7 +21,7 @@ from scaling.launchers.failure.evidence import gather
 from scaling.launchers.launcher import Command, Progress
 from scaling.launchers.process import end, signals_deferred, start
 from scaling.launchers.slurm.allocation import interruption
-from scaling.reading import LOG_BYTES_MAX, RefusedError, read_text
+from scaling.reading import log_text, read_text
 from scaling.records.files import write_json
 from scaling.records.launch import Pulse, has_beaten, has_moved, has_started, read_pulse
 from scaling.records.paths import LaunchFolder
@@ -162,7 +162,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         return LaunchOutcome(status="done")
     if alone == -signal.SIGKILL:  # the ranks that it took along only report lost connections
         return LaunchOutcome(status="failed", error=last_error(launch, alone))
-    node = command.blamed(_text(launch.launcher_log)) if command.blamed else None
+    node = command.blamed(log_text(launch.launcher_log)) if command.blamed else None
     if node is not None:  # the ranks then only report lost connections
         return LaunchOutcome(status="failed", error=node)
     ranks = dict(enumerate(command.ranks))
@@ -215,10 +215,3 @@ def _wait(
         if vigil.silent_s(now) > vigil.patience_s(now):
             return vigil.silent_s(now), missing
     return 0.0, frozenset()
-
-
-def _text(path: Path) -> str:
-    """The text of a log; empty where there is none."""
-    with contextlib.suppress(OSError, RefusedError):
-        return read_text(path, LOG_BYTES_MAX, strict=False)
-    return ""

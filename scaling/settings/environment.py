@@ -11,6 +11,11 @@ from collections.abc import Sequence
 VARIABLE = "env."
 """Begins the name of a fact that is an environment variable."""
 
+_JOB = (
+    "JOB_ID JOB_PARTITION JOB_NODELIST JOB_NUM_NODES NNODES NODEID PROCID LOCALID NTASKS TASKS_PER_NODE "
+    "CPU GPU MEM_PER_ NODELIST DISTRIBUTION RESTART_COUNT CLUSTER_NAME HINT THREADS_PER_CORE TOPOLOGY_"
+)
+"""Of a Slurm job and its steps."""
 RECORDED = (
     "NCCL_",
     "GLOO_",
@@ -35,18 +40,7 @@ RECORDED = (
     "CUBLAS_",
     "PYTORCH_",
     "SCALING_NUMA_",
-    *(
-        f"SLURM_{name}"
-        for name in ("JOB_ID", "JOB_PARTITION", "JOB_NODELIST", "JOB_NUM_NODES", "NNODES", "NODEID")
-    ),
-    *(
-        f"SLURM_{name}"
-        for name in ("PROCID", "LOCALID", "NTASKS", "TASKS_PER_NODE", "CPU", "GPU", "MEM_PER_", "NODELIST")
-    ),
-    *(
-        f"SLURM_{name}"
-        for name in ("DISTRIBUTION", "RESTART_COUNT", "CLUSTER_NAME", "HINT", "THREADS_PER_CORE", "TOPOLOGY_")
-    ),
+    *(f"SLURM_{name}" for name in _JOB.split()),
 )
 """Beginnings of variables that change results or speed, or name the job: env-<r>.json has them."""
 NUMA_BOUND = f"{VARIABLE}SCALING_NUMA_BOUND"

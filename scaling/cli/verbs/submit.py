@@ -31,7 +31,7 @@ from scaling.launchers.slurm.submit import (
     submit_comparison,
 )
 from scaling.launchers.tryout import needs_trying, try_model
-from scaling.reading import LOG_BYTES_MAX, read_text
+from scaling.reading import log_text
 from scaling.records.paths import RunFolder, require_own
 from scaling.records.run import left
 from scaling.report.text import count
@@ -192,7 +192,7 @@ def _comparison(job: str, into: Path) -> int:
             break
         time.sleep(POLL_S)
     log = into / f"compare-{job}.out"
-    output = read_text(log, LOG_BYTES_MAX, strict=False) if log.is_file() else ""
+    output = log_text(log)
     if not output.strip():
         how = f" ({state.state}, status {state.exit_code})" if state is not None and state.exit_code else ""
         warn(f"job {job} left no comparison{how}; run `scaling compare` on the runs")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaling.reading import LOG_BYTES_MAX, RefusedError, as_number, read_json, read_tail, read_text
+from scaling.reading import RefusedError, as_number, log_text, read_json, read_tail
 from scaling.records.paths import LaunchFolder
 
 TYPE = "NCCL's watchdog"
@@ -135,11 +135,7 @@ def _is_record(record: Any, kind: str) -> bool:
 
 def printed(launch: LaunchFolder) -> list[str]:
     """The output of every torchrun."""
-    texts = []
-    for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.launcher_log]:
-        with contextlib.suppress(OSError, RefusedError):
-            texts.append(read_text(path, LOG_BYTES_MAX, strict=False))
-    return texts
+    return [log_text(path) for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.launcher_log]]
 
 
 def _records(launch: LaunchFolder, kind: str) -> list[tuple[int, dict[str, Any]]]:

@@ -17,7 +17,7 @@ from scaling.launchers.reconcile import earlier_launches
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.allocation import ended_by_slurm
 from scaling.launchers.slurm.queue import JobState, Submitted, submitted
-from scaling.reading import LOG_BYTES_MAX, RefusedError, read_json, read_text
+from scaling.reading import RefusedError, log_text, read_json
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, is_own
 from scaling.records.run import Status, read_status, status_of
@@ -137,9 +137,8 @@ def _ended(stands: Standing, job: Submitted) -> tuple[str, str]:
 
 
 def _last_line(log: Path) -> str:
-    with contextlib.suppress(OSError, RefusedError):
-        lines = [line.strip() for line in read_text(log, LOG_BYTES_MAX, strict=False).splitlines()]
-        # job.sbatch prints "job ...".
-        if lines := [line for line in lines if line and not line.startswith("job ")]:
-            return f": {lines[-1][:300]} ({log})"
+    lines = [line.strip() for line in log_text(log).splitlines()]
+    # job.sbatch prints "job ...".
+    if lines := [line for line in lines if line and not line.startswith("job ")]:
+        return f": {lines[-1][:300]} ({log})"
     return f"; its log would be {log}"

@@ -108,12 +108,8 @@ def run_step(spec: Spec, batch: int, device: Accelerator) -> None:
 
 def count_flops(spec: Spec, batch: int) -> int:
     """FLOPs of a step of a small synthetic batch. InputError when there are none, or when the step fails."""
-    samples = min(batch, SAMPLES)
-    run_step(dataclasses.replace(spec, data=Data(), compile=False), samples, Cpu())
-    workload = build(spec.model.target, spec.model.args)
-    inputs, targets = workload.make_batch(samples, torch.Generator().manual_seed(0))
     with watching("cpu") as work:
-        workload.loss(workload.module(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        run_step(dataclasses.replace(spec, data=Data(), compile=False), min(batch, SAMPLES), Cpu())
     flops = sum(operator.flops for operator in work.operators())
     if not flops:
         raise InputError(

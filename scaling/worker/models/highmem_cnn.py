@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.models.vision import classifier
 
 
 def build(
@@ -38,8 +38,4 @@ def build(
         nn.Linear(hidden, classes),
     )
 
-    def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        images = torch.randn(n, 3, image, image, generator=generator)
-        return images, torch.randint(classes, (n,), generator=generator)
-
-    return Workload(module=module, make_batch=make_batch, loss=nn.functional.cross_entropy, optimizer=sgd)
+    return classifier(module, image, classes, sgd)

@@ -22,7 +22,7 @@ def resnet(block: str, depths: Sequence[int], widths: Sequence[int], image: int,
         num_labels=classes,
     )
     module = Logits(model)
-    return _classifier(module, image, classes, momentum)
+    return classifier(module, image, classes, momentum)
 
 
 def vit(
@@ -37,10 +37,10 @@ def vit(
         patch_size=patch,
         num_labels=classes,
     )
-    return _classifier(Logits(model), image, classes, adamw)
+    return classifier(Logits(model), image, classes, adamw)
 
 
-def _classifier(module: nn.Module, image: int, classes: int, optimizer: MakeOptimizer) -> Workload:
+def classifier(module: nn.Module, image: int, classes: int, optimizer: MakeOptimizer) -> Workload:
     """Batches are (n, 3, image, image) with n class labels."""
 
     def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
