@@ -154,7 +154,7 @@ def test_lower_clocks_and_power_come_from_the_hosts_telemetry(cluster, simulate,
 
 
 def test_records_that_are_whole_speak_for_themselves(cluster, simulate, tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(tmp_path / "run")
     simulate(cluster.Truth(world_sizes=(1, 2), hosts=1, ranks_per_host=2, rounds=3), folder.path)
     folder.status.unlink()
     assert rebuild(folder).exit_code == 0
