@@ -1,8 +1,8 @@
 """A rank late in its input, on devices whose streams share few work queues: who is named, and what details cost.
 
 The trainings are users' own loops with a Probe: DDP, DDP with BatchNorm (whose root leaves the broadcast of a small
-buffer at once), FSDP, HSDP. `old` stamps the ends of asynchronous collectives as this program once did, on streams of
-torch's pool that wait for them.
+buffer at once), FSDP, HSDP, TP, and a loop that reduces each gradient itself. `old` stamps the ends of asynchronous
+collectives as this program once did, on streams of torch's pool that wait for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PRODUCT_US, LATENCY_US, GB_S = 700, 20, 2.0
 LAYERS, WIDTH = 8, 512
 STEPS = 95
 CONNECTIONS = (1, 2, 8, 32)
-STRATEGIES = {"DDP": 2, "DDP, BatchNorm": 2, "FSDP": 2, "HSDP": 4}
+STRATEGIES = {"DDP": 2, "DDP, BatchNorm": 2, "FSDP": 2, "HSDP": 4, "TP": 2, "by hand": 2}
 """Name -> ranks."""
 
 
@@ -42,6 +42,8 @@ class Cell:
     """What a loop's records say, and what is known; ms."""
 
     point: Point
+    causes: tuple[str, ...]
+    """Of its verdicts, the first one first."""
     light_ms: tuple[float, ...]
     """By rank, from the begin of a step to the end of backward's compute, in blocks of light stamps."""
     detailed_ms: tuple[float, ...]
@@ -83,6 +85,7 @@ def loop(
     """One rank's training."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     from torch.nn.parallel import DistributedDataParallel
 
     from scaling import Probe
@@ -96,7 +99,11 @@ def loop(
     model: Any = net
     if strategy.startswith("DDP"):
         model = DistributedDataParallel(net, bucket_cap_mb=2)
-    else:
+    elif strategy == "TP":
+        kinds = (ColwiseParallel, RowwiseParallel)
+        plan = {f"layers.{k}.0": kinds[k % 2]() for k in range(LAYERS)}
+        parallelize_module(net, init_device_mesh("sim", (world,), mesh_dim_names=("tp",)), plan)
+    elif strategy != "by hand":
         shape, names = ((world,), ("dp",)) if strategy == "FSDP" else ((2, world // 2), ("copies", "dp"))
         mesh = init_device_mesh("sim", shape, mesh_dim_names=names)
         for layer in net.layers:
@@ -111,6 +118,10 @@ def loop(
                 if rank == world - 1 and late_ms:
                     sleep_us(late_ms * 1e3)
                 model(here).square().mean().backward()
+                if strategy == "by hand":
+                    works = [torch.distributed.all_reduce(p.grad, async_op=True) for p in net.parameters()]
+                    for work in works:
+                        work.wait()
                 optimizer.step()
                 optimizer.zero_grad()
 
@@ -167,6 +178,7 @@ def cell(
     )
     return Cell(
         point=built.analysis.points[0],
+        causes=tuple(verdict.cause for verdict in built.analysis.verdicts),
         light_ms=own_ms[False],
         detailed_ms=own_ms[True],
         plain_ms=float(plain.to_series().mean()) / 1e6,  # type: ignore[arg-type]

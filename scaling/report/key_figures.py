@@ -35,7 +35,7 @@ COLUMNS: tuple[Column[Point], ...] = (
 COMPARED = ("ranks", "step", "samples", "efficiency", "transfer", "skew", "busbw", "bytes")
 """Columns where the key figures of several runs stand below each other."""
 BRIEF = ("ranks", "hosts", "step", "samples", "efficiency", "status")
-NOTE = "transfer, skew: what a step waits for (exposed); ±: half of the 95 % interval"
+NOTE = "transfer, skew: what a step waits for (exposed), mean of the ranks; ±: half of the 95 % interval"
 
 
 def key_table(points: Sequence[Point]) -> Table:

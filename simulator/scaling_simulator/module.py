@@ -105,6 +105,12 @@ class Stream(torch.Stream):
         """Let what comes on this stream wait for what is on another one now."""
         super().wait_stream(stream)
 
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Record an event on this stream, a new one by default, and return it."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
 
 def _streams() -> dict[str, Any]:
     def current_stream(which: Any = None) -> torch.Stream:

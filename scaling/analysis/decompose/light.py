@@ -36,16 +36,29 @@ _VALUES = {
     "end": pl.col("buffer_end_ns"),
 }
 """A step, what it waits behind backward, for buffers and elsewhere; and its last broadcast."""
-_SHARED = {
-    "computed": pl.col("backward_ns")
-    - (
-        pl.col("sync_end_ns")
-        - pl.col("compute_end_ns")
-        + pl.col("earlier_wait_ns")
-        + pl.col("backward_wait_ns")
-    )
-}
+_COMPUTED = pl.col("backward_ns") - (
+    pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns")
+)
 """Backward without its waits."""
+_STEPPED = pl.col("optimizer_ns") - pl.col("optimizer_wait_ns")
+
+
+def queue_waits(steps: Frame) -> Frame:
+    """The steps of devices with one work queue, where a collective that waits for a late rank holds up kernels too.
+
+    Stamps tell such waits from compute by other ranks alone: of backward, and of what is behind it where a loop waits
+    for its gradients there, what a rank takes longer than the quickest one counts as waiting.
+    """
+
+    def beyond(computed: pl.Expr) -> pl.Expr:
+        longer = computed - computed.min().over("launch", "round", "block", "step")
+        return pl.when(pl.col("arm") == PROBE).then(longer).otherwise(0)
+
+    behind = pl.when(pl.col("optimizer_wait_ns") > 0).then(_STEPPED).otherwise(0)
+    return steps.with_columns(
+        backward_wait_ns=pl.col("backward_wait_ns") + beyond(_COMPUTED),
+        optimizer_wait_ns=pl.col("optimizer_wait_ns") + beyond(behind),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,26 +81,19 @@ class Light:
         return dataclasses.replace(self, own_ns={key: change(key, ns) for key, ns in self.own_ns.items()})
 
 
-def read_light(steps: Frame, n: int, *, shared: bool = False) -> Light | None:
-    """None where no block is whole, or where no wait was stamped. `steps`: of `n` ranks together.
-
-    `shared`: compute and collectives are on one work queue of a device, where a collective that waits for a late rank
-    holds up compute behind it. Then backward's compute is a rank's own up to what the quickest rank takes.
-    """
+def read_light(steps: Frame, n: int) -> Light | None:
+    """None where no block is whole, or where no wait was stamped. `steps`: of `n` ranks together."""
     if n < 2:
         return None
     chosen = (pl.col("arm") == PROBE) & ~pl.col("detailed") & (pl.col("round") >= 0)
-    values = _VALUES | (_SHARED if shared else {})
-    needed = sorted({name for value in values.values() for name in value.meta.root_names()})
+    needed = sorted({name for value in _VALUES.values() for name in value.meta.root_names()})
     rows = steps.filter(chosen).select("launch", "round", "block", "step", "rank", *needed, ITS_PART)
     own_ns: dict[Key, list[Floats]] = {}
     waited: dict[Key, list[Floats]] = {}
     alike: dict[Key, list[Floats]] = {}
     for some, _ in few_rounds(rows, rows.clear()):
-        for key, grid in grids_of(some, n, values):
+        for key, grid in grids_of(some, n, _VALUES):
             total = grid["behind"] + grid["buffers"] + grid["inside"]
-            if shared:
-                total += grid["computed"] - grid["computed"].min(axis=1, keepdims=True)
             late = np.minimum(grid["end"], grid["begin"].max(axis=1, keepdims=True)) - grid["begin"]
             for_data = (grid["behind"], grid["buffers"] - np.maximum(late, 0.0), grid["inside"])
             own_ns.setdefault(key, []).append(grid["length"] - total)

@@ -14,7 +14,7 @@ import polars as pl
 from scaling.analysis.decompose.backend_model import served
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.imbalance import read_tokens
-from scaling.analysis.decompose.light import read_light
+from scaling.analysis.decompose.light import queue_waits, read_light
 from scaling.analysis.decompose.own_loop import usable
 from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
@@ -80,6 +80,8 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     together = first & (pl.col("arm") != BARE_ONE)
     mesh, shards = plan.spec.parallel.mesh(n), None
     steps = tables.steps.filter(together & pl.col("arm").is_in(STEP_ARMS))
+    if DISTURBS in withheld(tables, n):
+        steps = queue_waits(steps)
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )
@@ -120,7 +122,7 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         replay=_replay(buckets, n),
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
-        light=read_light(steps, n, shared=DISTURBS in withheld(tables, n)),
+        light=read_light(steps, n),
         beside=_beside(tables.blocks, n),
         tokens=read_tokens(steps, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),

@@ -8,6 +8,7 @@ from scaling.analysis.verdicts import imbalance
 from scaling.settings.parallel import PIPELINED
 from scaling.units import format_bytes, two_digits
 
+STEP = "a step"
 ALIKE = 0.02
 """Steps with and without phase stamps that differ by less than this share are not told apart."""
 
@@ -31,13 +32,9 @@ def evidence_of(
                 "no_sync is missing"
             )
         if parts.exposed_transfer is not None and point.step_ms is not None:
-            # The parts are those of the step with phase stamps, which may differ on a busy machine.
-            over = point.overhead.probe_over_plain
-            stamped = arms.probe if over and abs(over.value - 1) > ALIKE else None
-            step = point.step_ms if stamped is None else stamped
-            which = "a step" if stamped is None else "a step with phase stamps"
+            which, step_ms = _step_of_parts(point)
             lines.append(
-                f"{which} waits {parts.exposed_transfer.value:.1f} of {step.value:.1f} ms for data on the link"
+                f"{which} waits {parts.exposed_transfer.value:.1f} of {step_ms:.1f} ms for data on the link"
             )
         lines += _rate_lines(comm)
     if cause == "communication" and parts.exposed_transfer and arms.probe:
@@ -53,9 +50,11 @@ def evidence_of(
             )
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
+        which, step_ms = _step_of_parts(point)
+        within = f" of the {step_ms:.1f} ms of {which}" if which != STEP else ""
         lines.append(
             f"rank {late.rank} is late, mostly in {late.phase}: the others wait {late.skew_ms.value:.1f} ms a step "
-            f"longer than it does, and it costs {late.cost_ms.value:.1f} ms"
+            f"longer than it does, and it costs {late.cost_ms.value:.1f} ms{within}"
         )
         if pipelined:
             lines.append(
@@ -101,6 +100,14 @@ def evidence_of(
         if part is not None:
             lines.append(f"a step spends {part.value:.1f} ms in {cause}")
     return tuple(lines)
+
+
+def _step_of_parts(point: Point) -> tuple[str, float]:
+    """Of which step the parts are, and its ms: on a busy machine the one with phase stamps may take another time."""
+    over, stamped, step = point.overhead.probe_over_plain, point.arms_ms.probe, point.step_ms
+    if stamped and (step is None or (over and abs(over.value - 1) > ALIKE)):
+        return f"{STEP} with phase stamps", stamped.value
+    return STEP, step.value if step else 0.0
 
 
 def _rate_lines(comm: Comm) -> list[str]:

@@ -29,6 +29,9 @@ from scaling.report.plots.steps import parts, timeline
 from scaling.settings.plan import Plan
 from scaling.units import format_bytes
 
+TOLD_APART = 0.02
+"""A step with phase stamps, whose parts these are, is named beside the plain one where it differs by more."""
+
 EFFICIENCY = "where the efficiency goes"
 
 
@@ -70,6 +73,9 @@ def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
                 blocks += _by_kind(point.comm, point.world_size)
             blocks.append(Lines(items=tuple(_facts(point, source, analysis)), look="facts"))
             title = f"{at}: a step of {text.quantity(point.step_ms, 'ms')}"
+            stamped, apart = point.arms_ms.probe, point.overhead.probe_over_plain
+            if stamped and apart and abs(apart.value - 1) > TOLD_APART:
+                title += f", {text.quantity(stamped, 'ms')} with phase stamps"
             yield Section(title=title, blocks=tuple(blocks), on=TERMINAL)
 
 
@@ -85,7 +91,10 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
     if point.loader is not None:
         yield Line(name="batches", text=findings.loader_line(point.loader))
     if point.comm is not None:
-        yield Line(name="gradients", text=findings.comm_line(point.comm, rate_source))
+        details = analysis.quality.details
+        moved = point is analysis.points[-1] and details is not None and details.disturbs
+        why = "; the bandwidth is of steps that stamps disturb" if moved and point.comm.busbw_gbit_s else ""
+        yield Line(name="gradients", text=f"{findings.comm_line(point.comm, rate_source)}{why}")
     if point.memory != PeakMemory():
         yield Line(name="memory", text=findings.memory_line(point.memory, analysis.run.device))
     if analysis.roofline is not None and point.mfu is not None:

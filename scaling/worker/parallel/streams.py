@@ -81,6 +81,17 @@ def withheld(groups: Iterable[Any], beside: Sequence[Any], device: Accelerator) 
     return DISTURBS if _holding[key] else ""
 
 
+def one_queue(device: Accelerator) -> bool:
+    """Whether an accelerator's streams share one work queue, so that a collective holds up all kernels behind it.
+
+    One round of the pool is taken, after which it hands out the streams that it would have.
+    """
+    if device.type == CPU:
+        return False
+    pool = [torch.Stream(device.torch_device) for _ in range(POOL)]
+    return all(hold_up([stream], device) for stream in pool[:TRIES])
+
+
 def agreed(why: str, control: Any) -> str:
     """The answer for all ranks of a group: streams of one may share a queue, and those of another may not.
 

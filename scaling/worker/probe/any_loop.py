@@ -19,11 +19,13 @@ from torch.distributed._composable.contract import _get_registry
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.records.format import DISTURBS
 from scaling.settings.parallel import OWN, PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.guard import guarded, raise_from_signal
 from scaling.worker.parallel.strategy import Detail
+from scaling.worker.parallel.streams import one_queue
 from scaling.worker.parallel.tap import backend_of
 
 
@@ -85,9 +87,12 @@ class Followed:
         """The process groups whose collectives are stamped."""
         return []
 
-    def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
-        """Why its collectives are not to be stamped (BlockRecord.withheld), as this rank sees it."""
-        return ""
+    def withheld(self, device: Accelerator) -> str:
+        """Why its collectives are not to be stamped (BlockRecord.withheld), as this rank sees it.
+
+        Without any to stamp: with one work queue waits look like compute.
+        """
+        return DISTURBS if len(self.members) > 1 and one_queue(device) else ""
 
     def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
         """What a stamped block records of single collectives; None: nothing."""

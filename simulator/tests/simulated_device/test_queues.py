@@ -134,7 +134,8 @@ def test_no_rank_of_a_loop_stamps_what_disturbs_one_of_them(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "connections"), [("DDP", 8), ("DDP", 1), ("DDP, BatchNorm", 8), ("FSDP", 8), ("HSDP", 8)]
+    ("strategy", "connections"),
+    [("DDP", 8), ("DDP", 1), ("DDP, BatchNorm", 8), ("FSDP", 8), ("HSDP", 8), ("TP", 2), ("by hand", 1)],
 )
 def test_the_late_rank_its_phase_and_its_cost_are_told_and_details_cost_nothing(
     tmp_path, queues, strategy, connections
@@ -143,6 +144,10 @@ def test_the_late_rank_its_phase_and_its_cost_are_told_and_details_cost_nothing(
     late = found.point.straggler
     assert (late.rank, late.phase) == (queues.STRATEGIES[strategy] - 1, "input")
     assert late.cost_ms.value == pytest.approx(queues.LATE_MS, rel=0.02)
+    assert found.causes == ("straggler",)
+    assert (
+        found.point.parts_ms.optimizer.value < queues.LATE_MS / 4
+    )  # the wait in one queue is none of its own
     assert found.withheld == (("disturbs",) if connections == 1 else ())
     if connections > 1:
         assert found.details_cost < 0.01

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.light import lead, read_light
+from scaling.analysis.decompose.light import lead, queue_waits, read_light
 
 MS = 10**6
 WAITS = ("earlier", "buffer", "forward", "backward", "input", "optimizer", "host")
@@ -15,7 +15,8 @@ NONE = dict.fromkeys(("buffer_begin", "buffer_end", *(f"{phase}_wait" for phase 
 
 def step(rank, **stamps_ms):
     """One step's row: 100 ms long, all of it the rank's own unless waits are given."""
-    stamps = {"begin": 0, "end": 100, "compute_end": 50, "sync_end": 50, **NONE, **stamps_ms}
+    phases = dict.fromkeys(("input", "forward", "backward", "optimizer"), 0)
+    stamps = {"begin": 0, "end": 100, "compute_end": 50, "sync_end": 50, **phases, **NONE, **stamps_ms}
     place = {"launch": 0, "round": 3, "block": 7, "step": 0, "rank": rank, "arm": "probe", "detailed": False}
     return place | {f"{name}_ns": at * MS for name, at in stamps.items()}
 
@@ -47,6 +48,14 @@ def test_a_broadcast_moves_data_once_its_last_rank_has_come(late_begin, alike_ms
         step(1, buffer_wait=end - late_begin, buffer_begin=late_begin, buffer_end=end),
     )
     assert light.alike[0, 3] == alike_ms * MS
+
+
+def test_in_one_queue_what_a_rank_takes_longer_from_backward_on_counts_as_waiting():
+    held = step(0, forward=20, backward=60, compute_end=80, sync_end=80, optimizer=20, optimizer_wait=1)
+    late = step(1, input=50, backward=35, compute_end=85, sync_end=85, optimizer=5, optimizer_wait=1)
+    light = read_light(queue_waits(pl.DataFrame([held, late]).lazy()), 2)
+    assert (light.own_ns[0, 3] / MS).tolist() == [[100 - 25 - 15 - 1, 99]]
+    assert light.alike[0, 3] == MS
 
 
 def test_where_no_wait_was_stamped_there_is_nothing_to_tell():
