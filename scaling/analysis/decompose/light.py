@@ -61,6 +61,10 @@ def queue_waits(steps: Frame) -> Frame:
     )
 
 
+SLOW, FEW, STEPS_MIN = 3.0, 0.1, 10
+"""A step is slow if a rank exceeds its own median by SLOW times what all steps but a share of FEW exceed it by."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Light:
     """The steps of one trial that all ranks recorded, by (launch, round)."""
@@ -75,6 +79,21 @@ class Light:
     At each place the wait of the rank that waits least; for buffers from when the last rank has come, since a root that
     is done before that waits for nobody.
     """
+
+    def without_single_slow(self) -> Light:
+        """These steps without the few in which a rank takes far longer than it does in others (SLOW, FEW).
+
+        A pause of the machine says nothing about the rank that it hits, and one is enough to hide a rank that is late
+        in every step. What is slow more often stays.
+        """
+        if sum(map(len, self.own_ns.values())) < STEPS_MIN:
+            return self
+        every = np.concatenate(list(self.own_ns.values()))
+        usual = np.median(every, axis=0)
+        more = (every - usual).max(axis=1)
+        slow = SLOW * float(np.quantile(more, 1 - FEW))
+        kept = {key: own[(own - usual).max(axis=1) <= slow] for key, own in self.own_ns.items()}
+        return dataclasses.replace(self, own_ns={key: own for key, own in kept.items() if len(own)})
 
     def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
         """These steps with other own times."""

@@ -18,12 +18,15 @@ from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
 from scaling.analysis.decompose.unit_stamps import simulated
 from scaling.analysis.network.replay import Barrier, Replay
+from scaling.analysis.network.shared_link import HOSTS_OWN
 from scaling.analysis.quality import clocks, untracked_traffic
 from scaling.analysis.results import ArmTimes, Degrees, Measured, Overhead, PeakMemory, Point, StepParts
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, equal_arms_apart
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
+WOKEN_NS = 200_000
+"""A host's back end wakes who waits for it about 100 us late, and not all ranks alike: none is late by less."""
 REPLAYED_OFF = 0.01
 """A replay whose bytes differ by a larger fraction from a step's is not the same traffic."""
 
@@ -156,7 +159,14 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     rounds = rounds.extend(imbalance.quantities(records))
     of_tokens = imbalance.effect(records, rounds)
     seen = not untracked_traffic.hides_waits(records)
-    late = imbalance.late_apart(records, rounds, of_tokens, _overhead(rounds).floor, hosts) if seen else None
+    floor = _overhead(rounds).floor
+    late = imbalance.late_apart(records, rounds, of_tokens, floor, hosts) if seen else None
+    if (
+        late is not None
+        and plan.spec.topology.backend in HOSTS_OWN
+        and not late.cost_ns.surely_above(WOKEN_NS)
+    ):
+        late = None
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     return Arms(

@@ -18,11 +18,13 @@ COMPUTE, TRANSFER = 40 * MS, 10 * MS
 BUCKET = 30 * MS  # when a rank on time is ready with its one bucket
 
 
-def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, hosts=(), stamps="both"):
+def find(
+    extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, hosts=(), stamps="both", slow=()
+):
     """late_ranks of steps in which rank r takes extra_ms[r] longer before its bucket is ready.
 
     `early_ms`: of link time for another bucket, with which all ranks are ready at once; `hosts`: of each rank.
-    `stamps`: light steps, detailed ones, or both.
+    `stamps`: light steps, detailed ones, or both. `slow`: (round, rank, ms) of single steps that take longer.
     """
     n, steps = len(extra_ms), 5
     rng = np.random.default_rng(seed)
@@ -30,6 +32,8 @@ def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, h
     cycles, light = [], Light(own_ns={}, waited={}, alike={})
     for number in range(rounds):
         extra = np.array(extra_ms) * MS + noise_ms * MS * rng.standard_normal((steps, n))
+        for _, rank, more_ms in (one for one in slow if one[0] == number):
+            extra[0, rank] += more_ms * MS
         ready = np.stack([0 * extra, BUCKET + extra] if early_ms else [BUCKET + extra], axis=2)
         transfer = np.array([early_ms * MS, TRANSFER] if early_ms else [TRANSFER])
         light.own_ns[0, number] = COMPUTE + extra
@@ -74,6 +78,18 @@ def test_a_late_rank_costs_what_the_step_is_longer_by(stamps):
     assert late.ranks == (2,)
     assert late.cost_ns.value == pytest.approx(30 * MS)
     assert late.skew_ns.value == pytest.approx(30 * MS)
+
+
+@pytest.mark.parametrize("slow", [(2, 0, 100), (2, 0, 1000), (2, 1, 1000)])
+def test_a_single_slow_step_neither_hides_a_rank_that_is_late_in_every_step_nor_adds_to_its_cost(slow):
+    late = find([0, 20], noise_ms=0.3, slow=[slow], stamps="light")
+    assert late.ranks == (1,)
+    assert late.cost_ns.value == pytest.approx(20 * MS, rel=0.03)
+
+
+def test_single_slow_steps_make_no_rank_late():
+    slow = [(1, 1, 200), (4, 1, 900), (6, 1, 400)]
+    assert all(find([0, 0], noise_ms=0.3, slow=slow, stamps="light", seed=seed) is None for seed in range(5))
 
 
 def test_of_two_ranks_one_can_be_late():
