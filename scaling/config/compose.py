@@ -33,8 +33,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from scaling import resources
 from scaling.config import messages
-from scaling.config import messages as yaml_text
-from scaling.config.messages import load_file
 from scaling.config.run import to_spec
 from scaling.config.schema import Composed, Config, WhatIfConfig
 from scaling.errors import InputError
@@ -77,7 +75,7 @@ def require_readable(folder: Path) -> None:
     ours = resources.folder("conf")
     for group in sorted(path for path in ours.iterdir() if path.is_dir()):
         for path in sorted((folder / group.name).glob("*.yaml")):
-            load_file(path)
+            messages.load_file(path)
             shipped = group / path.name
             if shipped.is_file() and path.read_bytes() != shipped.read_bytes():
                 raise InputError(
@@ -97,7 +95,7 @@ def only_data() -> Iterator[None]:
             folder = Path(result.path.removeprefix("file://"))
             path = folder / f"{config_path.removesuffix('.yaml')}.yaml"
             if path.parent.resolve() != resources.folder("conf").resolve():  # conf/config.yaml is ours
-                raw = load_file(path)
+                raw = messages.load_file(path)
                 group = str(path.parent.relative_to(folder))
                 _check(str(path), group, result.header.get("package"), raw if isinstance(raw, dict) else {})
         return result
@@ -263,7 +261,7 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
     store = ConfigStore.instance()
     store.store(name="whatif", node=WhatIfConfig)
     with messages.one_line(arguments):
-        base = yaml_text.load(measured, "config.yaml")
+        base = messages.load(measured, "config.yaml")
         if not isinstance(base, dict):
             raise InputError("config.yaml: keys and values are expected, as `scaling run` writes them")
         ours = {field.name for field in dataclasses.fields(Config)}

@@ -17,14 +17,13 @@ from scaling.cli.verbs.status import job_line, launch_line
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import begun, jobs_of
-from scaling.launchers.slurm import queue
-from scaling.launchers.slurm import script as sbatch
-from scaling.launchers.slurm import submit as pools
 from scaling.launchers.slurm.job_status import Standing, settle, standing
-from scaling.launchers.slurm.queue import Submitted
-from scaling.launchers.slurm.script import limit_s, too_short
+from scaling.launchers.slurm.queue import Submitted, state_of
+from scaling.launchers.slurm.script import check_script, limit_s, require_slurm, too_short
 from scaling.launchers.slurm.submit import (
     comparison_script,
+    excluded,
+    one_allocation,
     resubmit,
     script,
     submit,
@@ -55,12 +54,10 @@ def main(arguments: list[str]) -> int:
     launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
     asked = requests("submit", [*rest, *launcher])
     several = asked.multirun or any(item.spec.cluster.allocations > 1 for item in asked.items)
-    excluded = [pools.excluded(item.spec) for item in asked.items]
-    items = [
-        pools.one_allocation(item) for item, each in zip(asked.items, excluded, strict=True) for _ in each
-    ]
+    without = [excluded(item.spec) for item in asked.items]
+    items = [one_allocation(item) for item, each in zip(asked.items, without, strict=True) for _ in each]
     jobs = jobs_of(tuple(items), multirun=several)
-    nodes = [exclude for each in excluded for exclude in each]
+    nodes = [exclude for each in without for exclude in each]
     texts = [script(job, exclude) for job, exclude in zip(jobs, nodes, strict=True)]
     short = dict.fromkeys(filter(None, (too_short(job.plan) for job in jobs)))
     for line in short:
@@ -70,13 +67,13 @@ def main(arguments: list[str]) -> int:
         return 0
     if not jobs:
         return 0
-    sbatch.require_slurm()
+    require_slurm()
     compared = several and len(jobs) > 1
     for text in (
         *texts,
         *([comparison_script(jobs[0].plan, [job.folder for job in jobs], [])] if compared else []),
     ):
-        sbatch.check_script(text)  # all of them before the first is submitted
+        check_script(text)  # all of them before the first is submitted
     for job in jobs:
         # What is in an image cannot be tried from here.
         in_image = job.plan.spec.cluster.container.image is not None
@@ -110,7 +107,7 @@ def _compared(runs: list[tuple[Plan, RunFolder]], handed_in: list[Submitted]) ->
 
 
 def _resume(path: Path, *, wait: bool) -> int:
-    sbatch.require_slurm()
+    require_slurm()
     runs, handed_in = begun(path), []
     for plan, folder in runs:
         job = resubmit(require_own(folder), plan, analyse)
@@ -187,7 +184,7 @@ def _report(stands: Standing) -> int:
 def _comparison(job: str, into: Path) -> int:
     """Print the output of the comparing job, and return its status."""
     while True:
-        state = _patiently(lambda: queue.state_of(job))
+        state = _patiently(lambda: state_of(job))
         if state is None or state.over:
             break
         time.sleep(POLL_S)

@@ -24,8 +24,8 @@ from scaling.traces import kinds
 from scaling.traces.kinds import HOW
 from scaling.traces.profiler.read import read_all
 
-_ANALYSIS = "scaling.traces.profiler.summary"
-_PAGES = ("scaling.cli.measuring", "scaling.cli.verbs.trace")
+_LATER = ("scaling.traces.profiler.summary", "scaling.cli.measuring")
+"""Modules that are needed after reading: importing them takes as long as reading a file of many events."""
 
 
 def main(arguments: list[str]) -> int:
@@ -85,7 +85,7 @@ def _flight(path: Path) -> str:
 
 def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     pages = not given.json or given.out is not None
-    traces, problems = read_all(files, meanwhile=lambda: _load(pages=pages))
+    traces, problems = read_all(files, meanwhile=lambda: [importlib.import_module(name) for name in _LATER])
     if not traces:
         raise ScalingError(
             f"none of {len(files)} files can be used: "
@@ -102,7 +102,6 @@ def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     if not pages:
         return code
     from scaling.cli.measuring import log_to_wandb, print_report  # noqa: PLC0415
-    from scaling.cli.verbs.trace import write_folder  # noqa: PLC0415  plotly is slow to import
 
     folder = write_folder(analysis, plan, drawn, given.out)
     if not given.json:
@@ -110,12 +109,6 @@ def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     if given.wandb:
         log_to_wandb(folder, plan, analysis)
     return code
-
-
-def _load(*, pages: bool) -> None:
-    """Import the modules that are needed after reading: that takes as long as reading a file of many events."""
-    for name in (_ANALYSIS, *(_PAGES if pages else ())):
-        importlib.import_module(name)
 
 
 def _batch(text: str | None) -> int | None:
