@@ -19,9 +19,8 @@ import polars as pl
 from rich.console import Console
 
 from scaling.analysis.analyze import of_strategies
-from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.predict.change import Linked, Source
-from scaling.analysis.predict.sources import read_links, read_sources
+from scaling.analysis.predict.change import Source
+from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.results import Analysis, Comparison, Point, Prediction
 from scaling.analysis.run import read_tables
 from scaling.cli.pipeline import read_analysis
@@ -112,7 +111,7 @@ class Run:
                 frame = read_published(self.folder, name)
                 if set(SCHEMAS[name]) <= set(frame.columns):
                     return frame
-        if not _has_records(self):
+        if not has_records(self):
             raise InputError(
                 f"{self.path}: no table {name} that can be read, and no rank files to make it from"
             )
@@ -133,13 +132,6 @@ def sources_of(run: Run) -> tuple[Source, ...]:
     return run._sources  # noqa: SLF001
 
 
-def links_of(run: Run) -> tuple[Linked, ...]:
-    """The link of each measured world size: with the model's own buckets where those were replayed, else as swept."""
-    if sources_of(run) or not _has_records(run):
-        return sources_of(run)
-    return read_links(RunRecords(tables_of(run), run.plan))
-
-
 def load(path: str | os.PathLike[str] = LATEST) -> Run:
     """Open a run by its folder, or by a file in it; "latest" is the newest run below ./runs.
 
@@ -153,7 +145,7 @@ def load(path: str | os.PathLike[str] = LATEST) -> Run:
 
 def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
     """Measurements that predictions start from, resampled with `seed` added to the run's; none without rank files."""
-    if not _has_records(run):
+    if not has_records(run):
         return ()
     spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
     plan = dataclasses.replace(run.plan, spec=spec)
@@ -161,7 +153,7 @@ def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
     return read_sources(of_strategies(tables, plan)[0])
 
 
-def _has_records(run: Run) -> bool:
+def has_records(run: Run) -> bool:
     """Whether the rank files exist; traces and kept baselines have none."""
     return any(run.path.glob("launches/*/rank-*.jsonl"))
 

@@ -116,14 +116,6 @@ class Linked(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweptLink:
-    """The link of one measured world size, from the size sweep alone."""
-
-    world_size: int
-    link: Hops
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One measured world size."""
 

@@ -5,7 +5,6 @@ Which measured world size a prediction starts from, and when nothing can be pred
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -20,7 +19,7 @@ from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.curve import Points
 from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.predict.buckets import OWN_PHASES, per_bucket, per_parameter, ready
-from scaling.analysis.predict.change import ByRank, Source, SweptLink
+from scaling.analysis.predict.change import ByRank, Source
 from scaling.analysis.predict.fabrics import inside_fabric
 from scaling.analysis.results import Analysis
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
@@ -51,20 +50,6 @@ def read_sources(run: RunRecords, *, without_details: Collection[int] = ()) -> t
         except UnknownQuantityError:
             continue
     return tuple(sources)
-
-
-def read_links(run: RunRecords) -> tuple[SweptLink, ...]:
-    """The link of each world size above 1 that has a size sweep, from the launches that count."""
-    links, plan = [], run.plan
-    for trial in plan.trials:
-        n = trial.world_size
-        fabric = run.within(n).fabric
-        swept = curve.sweep_rounds(curve.sweep_times(fabric, n), plan.spec.seed) if n > 1 else None
-        with contextlib.suppress(UnknownQuantityError):
-            if swept is not None:
-                link = _link(swept[0].means().paired, plan, n, swept[1], ())
-                links.append(SweptLink(world_size=n, link=link))
-    return tuple(links)
 
 
 def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
@@ -119,7 +104,7 @@ def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
         buckets=buckets,
         gradients=gradients,
         wire=sum(records.bucket_bytes) / reductions / records.gradient_bytes,
-        link=_link(means, plan, n, swept[1], records.replayed),
+        link=measured_link(means, plan, n, swept[1], records.replayed),
         curve=_curve(means, swept[1], records.replayed),
         late=late_set,
         jitter=means["jitter"],
@@ -150,7 +135,7 @@ def _values(run: RunRecords, tables: Tables, records: TrialRecords) -> dict[str,
     return values
 
 
-def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], replayed: Sequence[int]) -> Hops:
+def measured_link(means: Means, plan: Plan, n: int, swept: Sequence[int], replayed: Sequence[int]) -> Hops:
     """The measured link: beta of the sweep, alpha by size.
 
     The time of large messages is taken from the model's own buckets, sent one after the other (`replayed`, bytes),

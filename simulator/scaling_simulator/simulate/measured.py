@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from scaling.analysis.decompose.kernels import idle_share
 from scaling.analysis.decompose.roofline import EXPLAINS
+from scaling.analysis.decompose.trials import RunRecords
+from scaling.analysis.network import curve
 from scaling.analysis.network.ring import Hops, ring_times
 from scaling.analysis.network.shared_link import place
 from scaling.analysis.predict.change import Linked
 from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabric, named_fabric
-from scaling.analysis.predict.sources import inside_one_host
+from scaling.analysis.predict.sources import inside_one_host, measured_link
 from scaling.analysis.results import Analysis
+from scaling.analysis.statistics.rounds import UnknownQuantityError
+from scaling.cli.loaded import Run, has_records, sources_of, tables_of
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
@@ -210,6 +216,34 @@ def _times(
             least[name] = least.get(name, 0.0) + kernel.calls * ideal
     factors = {name: spent[name] / least[name] for name in spent if least[name] > 0}
     return KernelTimes(chip=chip, us=us, factors=factors), notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptLink:
+    """The link of one measured world size, from the size sweep alone."""
+
+    world_size: int
+    link: Hops
+
+
+def links_of(run: Run) -> tuple[Linked, ...]:
+    """The link of each measured world size: with the model's own buckets where those were replayed, else as swept."""
+    sources = sources_of(run)
+    return sources if sources or not has_records(run) else _swept(RunRecords(tables_of(run), run.plan))
+
+
+def _swept(run: RunRecords) -> tuple[SweptLink, ...]:
+    """The link of each world size above 1 that has a size sweep, from the launches that count."""
+    links, plan = [], run.plan
+    for trial in plan.trials:
+        n = trial.world_size
+        fabric = run.within(n).fabric
+        swept = curve.sweep_rounds(curve.sweep_times(fabric, n), plan.spec.seed) if n > 1 else None
+        with contextlib.suppress(UnknownQuantityError):
+            if swept is not None:
+                link = measured_link(swept[0].means().paired, plan, n, swept[1], ())
+                links.append(SweptLink(world_size=n, link=link))
+    return tuple(links)
 
 
 def curves(asked: Topology, home: Topology, sources: Sequence[Linked], mesh: Mesh) -> tuple[LinkCurve, ...]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from scaling.analysis.network.ring import NoPathError
-from scaling.cli.loaded import Run, links_of, tables_of
+from scaling.cli.loaded import Run, tables_of
 from scaling.cli.output import say
 from scaling.errors import InputError
 from scaling.records.launch import Launches
@@ -77,7 +77,7 @@ class Measured(Machine):
         """The run's curve, where its back end is the host's."""
         if self._topology.backend == "nccl":
             return None
-        return measured.curves(self._topology, self._own, links_of(self._run), mesh)
+        return measured.curves(self._topology, self._own, measured.links_of(self._run), mesh)
 
     def link_sources(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
@@ -85,7 +85,7 @@ class Measured(Machine):
             return super().link_sources(mesh)
         same = self._topology == self._own
         source = "as the run measured them" if same else "the run's curve, with the rate that was asked for"
-        if measured.inside_unknown(self._topology, self._own, links_of(self._run), mesh):
+        if measured.inside_unknown(self._topology, self._own, measured.links_of(self._run), mesh):
             source += "; within a host: not known, taken to be like the link between hosts"
         return (source,)
 
