@@ -28,9 +28,12 @@ _TIMED_OUT = re.compile(
     r".*?NumelIn=(\d{1,15}).*?Timeout\(ms\)=(\d{1,12})"
 )
 _STANDS = re.compile(
-    r"(?:PG GUID [^()\s]*\((\w+)\) )?Rank (\d{1,6})\].*last enqueued (?:NCCL )?work: (-?\d{1,12}), "
-    r"last completed (?:NCCL )?work: (-?\d{1,12})"
+    r"(?:PG (?:ID \S+ PG GUID )?([^()\s]*)(?:\((\w+)\))? )?Rank (\d{1,6})\].*?"
+    r"(?:at work(?: sequence id)?: (\d{1,12}).*?)?"
+    r"[Ll]ast enqueued (?:NCCL )?work: (-?\d{1,12}), last completed (?:NCCL )?work: (-?\d{1,12})"
 )
+_STUCK = re.compile(r"Rank (\d{1,6})\].*watchdog got stuck for (\d{1,9}) seconds")
+_RAISED = re.compile(r"collective timeout from\s+rank (\d{1,6})")
 
 
 @dataclass(slots=True)
@@ -43,6 +46,14 @@ class _Watchdog:
     """By process group and rank: number of the last collective enqueued, and completed."""
     timed_out: dict[int, tuple[int, str, int, int]] = field(default_factory=dict)
     """By rank: number, kind, elements, time-out in ms."""
+    groups: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Process group by rank and number of the collective that timed out: each group counts its own."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What groups of a name are called, by name and GUID: several of a mesh share a name."""
+    stuck: dict[int, int] = field(default_factory=dict)
+    """By rank: seconds that the watchdog itself stood still."""
+    raised: set[int] = field(default_factory=set)
+    """Ranks whose time-out others tell of."""
 
     def take(self, line: str) -> None:
         """Add a line of a job's output."""
@@ -53,21 +64,46 @@ class _Watchdog:
             rank = int(prefix[1] if prefix else late[1])
             self.timed_out.setdefault(rank, (int(late[2]), late[3], int(late[4]), int(late[5])))
         elif stands := _STANDS.search(line):
-            rank = int(prefix[1] if prefix else stands[2])
-            self.stands.setdefault(stands[1] or "default_pg", {})[rank] = int(stands[3]), int(stands[4])
+            guid, name, _, failed, *numbers = stands.groups()
+            rank = int(prefix[1] if prefix else stands[3])
+            group = self._group(guid or "0", name)
+            self.stands.setdefault(group, {})[rank] = int(numbers[0]), int(numbers[1])
+            if failed:
+                self.groups[rank, int(failed)] = group
+        elif stuck := _STUCK.search(line):
+            self.stuck[int(prefix[1] if prefix else stuck[1])] = int(stuck[2])
+        self.raised.update(int(rank) for rank in _RAISED.findall(line))
+
+    def _group(self, guid: str, name: str | None) -> str:
+        """Its name, with its GUID behind it from the second group of that name on."""
+        name = name or ("default_pg" if guid == "0" else f"group {guid}")
+        another = self.names.setdefault(name, guid) != guid
+        return f"{name} ({guid})" if another else name
 
     def waits(self) -> Iterator[str]:
         """Which collective is waited for, who is behind, and who says nothing."""
-        if self.timed_out:
-            (seq, kind, elements, ms), _ = Counter(self.timed_out.values()).most_common(1)[0]
-            waiting = ranks_text([r for r, late in self.timed_out.items() if late[0] == seq])
-            yield f"{waiting} waited {ms / 1e3:.6g} s in {kind} {seq} of {elements} elements"
-            for r, late in sorted(self.timed_out.items()):
+        by_group: dict[str, dict[int, tuple[int, str, int, int]]] = {}
+        for r, late in sorted(self.timed_out.items()):
+            by_group.setdefault(self.groups.get((r, late[0]), ""), {})[r] = late
+        for group, timed_out in by_group.items():
+            (seq, kind, elements, ms), _ = Counter(timed_out.values()).most_common(1)[0]
+            waiting = ranks_text([r for r, late in timed_out.items() if late[0] == seq])
+            within = f" ({group})" if group and len(by_group) > 1 else ""
+            yield f"{waiting} waited {ms / 1e3:.6g} s in {kind} {seq}{within} of {elements} elements"
+            for r, late in timed_out.items():
                 if late[:3] != (seq, kind, elements):
                     yield (
                         f"rank {r} waited in {late[1]} {late[0]} of {late[2]} elements: the ranks did not call the "
                         "same collectives in the same order"
                     )
+        if self.stuck:
+            yield (
+                f"{ranks_text(sorted(self.stuck))}: the watchdog itself stood still for {max(self.stuck.values())} s: "
+                "a call of CUDA or NCCL does not return, or a thread holds the GIL in one (py-spy dump shows which)"
+            )
+        absent = self.raised - set(self.timed_out)
+        if absent:
+            yield f"{ranks_text(sorted(absent))} had the time-out that others tell of; the output is missing here"
         for group, stands in self.stands.items():
             most, done = max(e for e, _ in stands.values()), max(c for _, c in stands.values())
             for r in sorted(r for r, (e, c) in stands.items() if e < most or c < done)[:SHOWN]:
@@ -76,7 +112,12 @@ class _Watchdog:
                     f"rank {r} is behind in {group}: it enqueued up to {enqueued} and completed {completed}, others "
                     f"{most} and {done}: look at what it did on its host then"
                 )
-        spoke = {*self.timed_out, *(r for stands in self.stands.values() for r in stands)}
+        spoke = {
+            *self.timed_out,
+            *self.stuck,
+            *self.raised,
+            *(r for group in self.stands.values() for r in group),
+        }
         world = max([self.ranks, *(r + 1 for r in spoke)])
         silent = [r for r in range(min(world, RANKS_MAX)) if r not in spoke] if spoke else []
         if silent:
@@ -112,7 +153,7 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
         with contextlib.suppress(InputError):  # most outputs hold no table of nccl-tests
             tables = parse_log("".join(text), str(path))
             links += [table.beside(tuple(nccl.causes()), nccl.network()) for table in tables]
-    if not (nccl.hosts or watchdog.stands or watchdog.timed_out):
+    if not (nccl.hosts or watchdog.stands or watchdog.timed_out or watchdog.stuck):
         raise InputError(f"{', '.join(map(str, paths[:3]))}: no such line in it; {EXPECTED}")
     watchdog.ranks = max(watchdog.ranks, nccl.ranks)
     findings = [*watchdog.waits(), *nccl.causes()]

@@ -31,7 +31,8 @@ _LOG_SIGNS = (
     b"NCCL INFO ",
     b"NCCL WARN ",
     b"Watchdog caught collective operation timeout",
-    b"last enqueued ",
+    b"ast enqueued ",
+    b"watchdog got stuck for ",
 )
 _PROFILER = "torch.profiler's traces are read (scaling trace --how)"
 _LOGS = "nccl-tests' logs are read by scaling import nccl-tests"

@@ -248,3 +248,37 @@ def test_another_tools_file_is_named_as_what_it_is(tmp_path, capsys, head, whose
     path = tmp_path / "file.json"
     path.write_text(head)
     assert whose in refused(capsys, ["trace", str(path)])
+
+
+def late(rank, seq, guid, group):
+    """A collective that timed out, and where its group stands."""
+    return [
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600029 ms",
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:2271] [PG ID {guid} PG GUID {guid}({group}) Rank {rank // 2}]  failure "
+        f"detected by watchdog at work sequence id: {seq} PG status: last enqueued work: {seq + 2}, last completed "
+        f"work: {seq - 1}",
+    ]
+
+
+def test_each_process_group_counts_its_own_collectives(findings):
+    tensor = [*late(0, 7, 3, "mesh_tp"), *late(1, 7, 3, "mesh_tp")]
+    said = findings([*tensor, *late(2, 42, 4, "mesh_tp"), *late(3, 42, 4, "mesh_tp")])
+    assert "ranks 0-1 waited 600 s in ALLREDUCE 7 (mesh_tp) of 64 elements" in said
+    assert "ranks 2-3 waited 600 s in ALLREDUCE 42 (mesh_tp (4)) of 64 elements" in said
+    assert "same order" not in said
+    assert "behind" not in said
+    assert "did not call the same collectives" in findings([*tensor, *late(2, 9, 3, "mesh_tp")])
+
+
+def test_a_watchdog_that_stood_still_and_a_time_out_that_others_tell_of(findings):
+    stuck = "[rank1]:[F ProcessGroupNCCL.cpp:1555] [PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL's watchdog "
+    told = (
+        "[rank0]:[E ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) Rank 0] Received a dump signal due to a "
+        "collective timeout from  rank 2 and we will try our best to dump the debug info. Last enqueued NCCL work: 44, "
+        "last completed NCCL work: 41.This is most likely caused by incorrect usages of collectives"
+    )
+    said = findings([stuck + "got stuck for 480 seconds without making progress", told])
+    assert said.startswith("rank 1: the watchdog itself stood still for 480 s")
+    assert "rank 2 had the time-out that others tell of; the output is missing here" in said
+    assert "no line of the watchdog" not in said

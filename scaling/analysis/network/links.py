@@ -38,7 +38,7 @@ class Reached:
     nccl: str = ""
     nvls: bool = False
     cards: Cards | None = None
-    """Of each host; None where the source does not tell, or where hosts are joined by NVLink."""
+    """Those of each host; None where the source does not tell, or where NVLink joins the hosts."""
     direct: bool = False
     """The source says that GPUDirect RDMA was on."""
     by_cards: bool = False

@@ -107,7 +107,7 @@ class Cards:
 
     number: int
     gbit_s: int | None
-    """Of each card; None where it is not known."""
+    """A card's rate; None where it is not known."""
 
     @staticmethod
     def of(text: str) -> Cards | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Sequence
@@ -20,7 +21,15 @@ KEPT = 0.9
 ABOVE = 1.05
 """More than so many times the ideal is no scaling: the numbers are not of the same training."""
 _COUNTS = re.compile(r"gpu|rank|world|device|process|^n$|^np$", re.IGNORECASE)
-_TIMES = re.compile(r"time|_ms$|\(ms\)|^ms$|_s$|seconds|\(s\)", re.IGNORECASE)
+_TIMES = re.compile(r"time|_ms$|\(ms\)|^ms$|_s$|seconds|\(s\)|hours|\(h\)|minutes|\(min\)", re.IGNORECASE)
+_WHOLE = re.compile(r"epoch|total|elapsed|wall|run_?time|hours|\(h\)", re.IGNORECASE)
+_HOSTS = re.compile(r"^(?:num_?|n_?)?(?:nodes|hosts)$", re.IGNORECASE)
+_ON_EACH = re.compile(r"(?:per|/)[_ ]?(?:node|host)", re.IGNORECASE)
+_DECIMAL_COMMA = re.compile(r"[\d.' ]*\d,\d+(?:\s*[^\d\s].*)?")
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:\s*[^\d\s].*)?")
+_FIGURE = re.compile(
+    r"(\d{1,15}(?:\.\d*)?(?:e[+-]?\d{1,3})?)\s*([kKM](?![a-zA-Z]))?\s*([^\d\s,.].{0,30})?", re.ASCII
+)
 _RATES = re.compile(r"/s|per_?s|throughput|samples|tokens|ima?ge?s|it/s|steps|seq", re.IGNORECASE)
 _EACH = re.compile(r"(?:per|/)[_ ]?(?:gpu|rank|device)", re.IGNORECASE)
 
@@ -45,30 +54,51 @@ class OwnNumber:
 
 def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[str, ...]]:
     """The numbers in order of world size, and what was assumed. InputError where it is no such table."""
-    lines = [_cells(line.strip().strip("|").strip()) for line in text.splitlines()]
-    lines = [words for words in lines if any(words) and not words[0].startswith("#") and not _rule(words)]
+    lines = [
+        words
+        for words in _table(text, where)
+        if any(words) and not words[0].startswith("#") and not _rule(words)
+    ]
     if not lines or len(lines) > ROWS_MAX:
         raise InputError(f"{where}: {len(lines)} rows; {EXPECTED}")
     names = [] if _number(lines[0][0]) is not None else lines[0]
     body = lines[1:] if names else lines
     count = next((k for k, name in enumerate(names) if _COUNTS.search(name) and not _EACH.search(name)), 0)
+    hosts = next(
+        (k for k, name in enumerate(names) if _HOSTS.search(name) and _ON_EACH.search(names[count])), None
+    )
     rates = [k for k, name in enumerate(names) if k != count and (_RATES.search(name) or _TIMES.search(name))]
     value = rates[0] if rates else 1 - min(count, 1)
-    name = names[value] if value < len(names) else ""
+    units = {
+        figure[3] or ""
+        for words in body
+        if value < len(words) and (figure := _FIGURE.fullmatch(words[value]))
+    }
+    if len(units) > 1:
+        raise InputError(f"{where}: units {', '.join(sorted(units))} in one column; one unit is expected")
+    name = (names[value] if value < len(names) else "") + "".join(f" ({unit})" for unit in units if unit)
     seconds = bool(_TIMES.search(name)) and not _RATES.search(name)
+    whole_job = (
+        seconds and bool(_WHOLE.search(name)) and not re.search("step|iter|batch", name, re.IGNORECASE)
+    )
     totals: dict[int, list[float]] = {}
     for number, words in enumerate(body, 2 if names else 1):
-        n, rate = (_number(words[k]) if k < len(words) else None for k in (count, value))
-        if n is None or n != int(n) or not 1 <= n < 10**7 or rate is None or rate <= 0:
+        cells = [count, value] if hosts is None else [count, value, hosts]
+        n, rate, times = (*(_number(words[k]) if k < len(words) else None for k in cells), 1.0)[:3]
+        n = n and times and n * times
+        surplus = names and any(words[len(names) :])  # a comma in a number is no second column
+        if surplus or n is None or n != int(n) or not 1 <= n < 10**7 or rate is None or rate <= 0:
             raise InputError(f"{where}, row {number}: {' '.join(words)[:60]!r}; {EXPECTED}")
-        whole = n / rate if seconds else rate * n if _EACH.search(name) else rate
+        whole = (1 if whole_job else n) / rate if seconds else rate * n if _EACH.search(name) else rate
         totals.setdefault(int(n), []).append(whole)
     if len(totals) < 2:
         raise InputError(
             f"{where}: {len(totals)} number of GPUs; two or more are needed for a speedup; {EXPECTED}"
         )
     assumed = []
-    if seconds:
+    if whole_job:
+        assumed.append(f"{name} is the time for the same data everywhere (strong scaling)")
+    elif seconds:
         assumed.append(f"{name} is a step's time with the same batch a GPU everywhere (weak scaling)")
     elif _EACH.search(name):
         assumed.append(f"{name} is multiplied by the GPUs")
@@ -142,8 +172,30 @@ def _derived(totals: dict[int, list[float]]) -> tuple[OwnNumber, ...]:
     )
 
 
-def _cells(line: str) -> list[str]:
-    return re.split(r"\s*[,;\t|]\s*" if re.search(r"[,;\t|]", line) else r"\s+", line)
+def _table(text: str, where: str) -> list[list[str]]:
+    """Cells by row, with decimal points alone; the separator is the first of tab, `;`, `|` and `,` that is there."""
+    lines = [line.strip().strip("|").strip() for line in text.splitlines()]
+    mark = next((mark for mark in "\t;|," if mark in text), None)
+    if mark is None:
+        rows = [line.split() for line in lines]
+    else:
+        try:
+            rows = [
+                [c.strip() for c in row] for row in csv.reader(lines, delimiter=mark, skipinitialspace=True)
+            ]
+        except csv.Error as error:
+            raise InputError(f"{where}: {error}; {EXPECTED}") from error
+    cells = [c for row in rows for c in row if _DECIMAL_COMMA.fullmatch(c)]
+    if any(not _THOUSANDS.fullmatch(c) for c in cells):
+        return [[_decimal_point(c) if c[:1].isdigit() else c for c in row] for row in rows]
+    return [[c.replace(",", "") if _THOUSANDS.fullmatch(c) else c for c in row] for row in rows]
+
+
+def _decimal_point(cell: str) -> str:
+    """`1.204,5` and `1 204,5` as `1204.5`."""
+    figure = re.match(r"\d{1,3}(?:[.' ]\d{3})+(?!\d)|\d+", cell)
+    whole = figure[0] if figure else ""
+    return re.sub(r"[.' ]", "", whole) + cell[len(whole) :].replace(",", ".", 1)
 
 
 def _rule(words: Sequence[str]) -> bool:
@@ -151,7 +203,9 @@ def _rule(words: Sequence[str]) -> bool:
 
 
 def _number(word: str) -> float | None:
-    if not re.fullmatch(r"\d{1,15}(\.\d*)?(e[+-]?\d{1,3})?", word, re.ASCII | re.IGNORECASE):
-        return None
-    value = float(word)
+    """A number and its unit; `k` and `M` behind it are thousands and millions."""
+    figure = _FIGURE.fullmatch(word)
+    value = (
+        float(figure[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(figure[2] or "", 1.0) if figure else math.inf
+    )
     return value if math.isfinite(value) else None

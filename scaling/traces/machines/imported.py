@@ -95,6 +95,7 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "mistakes": table.mistakes,
                 "others": links,
                 "contradicting_rows": len(table.contradicting),
+                "cut_off": table.cut,
             }
         )
     lines += [f"# finding     {cause}" for cause in causes]
@@ -139,6 +140,7 @@ def _table_lines(table: LogTable, average_gb_s: float, links: str | None) -> lis
     lines += [f"# MISTAKE     {text}" for text in table.mistakes]
     if links is not None:
         lines.append(f"# links       {links}")
+    lines += [f"# note        {text}" for text in table.cut]
     odd = table.contradicting
     if odd:
         lines.append(

@@ -117,6 +117,8 @@ class LogTable:
     rows: list[Row] = field(default_factory=list)
     average_gb_s: float | None = None
     elided: bool = False
+    cut: list[str] = field(default_factory=list)
+    """What is missing of rows that are not whole."""
     titled: bool = False
     """It has the title of its columns as a comment, so the average that ends a log is expected too."""
 

@@ -16,12 +16,20 @@ from typing import Any
 
 from scaling.errors import InputError
 from scaling.traces.machines.nccl_table import MODES, NODES, LoggedDevice, LogTable, Row
+from scaling.traces.profiler.signs import element_bytes
+from scaling.units import format_bytes
 
 EXPECTED = "a log of nccl-tests is expected, with rows of size, count, type, ... time, algbw, busbw"
-_TAG = re.compile(r"\[\d{1,7},\d{1,7}\]<std\w{3,4}>:?|\[\d{1,6}\](?=\s|$)|(?<!\S)\d{1,6}:(?=\s)")
-"""What launchers put before their processes' output: `[1,0]<stdout>:`, `[0]`, `0: `."""
+_TAG = re.compile(
+    r"\[(?:[\w.-]{1,80}@)?\d{1,7},\d{1,7}\]<std\w{3,4}>:?|\[\d{1,6}\](?=\s|$)|(?<!\S)\d{1,6}:(?=\s)|\x1b\[[\d;]*m"
+)
+"""What launchers put before their processes' output: `[1,0]<stdout>:`, `[0]`, `0: `; and colours."""
 _ROW = re.compile(r"(?:^|[\s:>|\]])(\d{1,18}\s+\d{1,18}\s+[A-Za-z]\w*\s.*)$")
 """A row behind whatever a pod's log or a person has put before it."""
+_IN_PLACE = re.compile(r"\d+\s+\d+\s+\w+(?:\s+[a-z]\w*)?(?:\s+-?\d{1,6})?\s{30}")
+"""A row whose columns of the out-of-place mode are blank."""
+_WHOLE = re.compile(r"\d+\.\d\d|\d[\d.e+]{4,}\d")
+"""A figure of six columns that was printed to its end."""
 _STAMP = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
 _FIGURES = re.compile(r"(?:\d[\d.]*(?:e[+-]?\d+)?|N/A)(?:\s+(?:\d[\d.]*(?:e[+-]?\d+)?|N/A))*", re.IGNORECASE)
 _DEVICE = re.compile(
@@ -56,8 +64,11 @@ def parse_log(text: str, where: str) -> tuple[LogTable, ...]:
         row = _ROW.search(_STAMP.sub("", line.rstrip(" \t|")))
         comment = line[line.find("#") :].strip() if "#" in line else ""
         per_iteration = "per-iteration" in comment if "out-of-place" in comment else per_iteration
-        if row and (values := _rows(row[1], per_iteration=per_iteration)):
-            _continued(tables, values).rows += values
+        values, cut = _rows(row[1], tables[-1].rows[-1:], per_iteration) if row else ([], "")
+        if values or cut:
+            table = _continued(tables, values) if values else tables[-1]
+            table.rows += values
+            table.cut += [cut] * bool(cut)
         elif line.split()[-1:] in (["..."], ["…"]):
             tables[-1].elided = True
         elif comment.startswith("# Avg bus bandwidth"):
@@ -76,7 +87,7 @@ def _whole_lines(text: str) -> Iterator[str]:
     """Lines without launchers' tags; a command or a row that goes on in the next line is one."""
     before = ""
     for raw in text.splitlines():
-        line = _TAG.sub(" ", raw).rstrip()
+        line = _TAG.sub(" ", raw.replace("|", " ") if raw.count("|") > 8 else raw).rstrip()
         if before.endswith("\\"):
             before = before[:-1] + line
         elif before and _FIGURES.fullmatch(line.strip()) and _ROW.search(before + " "):
@@ -135,19 +146,38 @@ def _continued(tables: list[LogTable], rows: list[Row]) -> LogTable:
     return tables[-1]
 
 
-def _rows(line: str, *, per_iteration: bool) -> list[Row]:
+def _rows(line: str, before: list[Row], per_iteration: bool) -> tuple[list[Row], str]:
+    """The modes of a row, and what was cut off of it; neither where it is no row. `before`: the row before it."""
     size, count, dtype, *rest = line.split()
     redop = rest.pop(0) if rest and rest[0].isalpha() else None
-    root = int(rest.pop(0)) if len(rest) % 4 == 1 and re.fullmatch(r"-?\d{1,6}", rest[0]) else None
+    rooted = before[0].root is not None if before else len(rest) % 4 == 1
+    root = None
+    if rest and (rooted or rest[0] == "-1") and re.fullmatch(r"-?\d{1,6}", rest[0]):
+        root = int(rest.pop(0))
     wide = 8 if per_iteration and len(rest) % 8 == 0 else 4
-    modes = [rest[k : k + 4] for k in range(0, len(rest), wide)]
-    if len(rest) % wide or not 1 <= len(modes) <= 2:
-        return []
+    modes, over, cut = [rest[k : k + 4] for k in range(0, len(rest), wide)], len(rest) % wide, ""
+    if over:
+        if (
+            per_iteration
+            or len(rest) > 8
+            or not before
+            or not element_bytes(dtype)
+            or None in map(_number, rest[:-1])
+        ):
+            return [], ""
+        last = modes.pop()
+        checked = over == 3 and _WHOLE.fullmatch(last[2])
+        modes += [[*last, "N/A"]] * bool(checked)
+        what = f"{MODES[len(rest) // 4]} figures are" if not checked else f"{MODES[len(rest) // 4]} check is"
+        cut = f"the row of {format_bytes(int(size))} is cut off: its {what} not there"
+    if len(modes) > 2 or not (modes or cut):
+        return [], ""
     rows = []
-    for mode, values in zip(MODES, modes, strict=False):
+    only_in_place = len(modes) == 1 and not cut and _IN_PLACE.match(line)
+    for mode, values in zip(MODES[1:] if only_in_place else MODES, modes, strict=False):
         time, algbw, busbw, error = map(_number, values)
         if time is None or algbw is None or busbw is None or (error is None and values[3] != "N/A"):
-            return []
+            return [], ""
         rows.append(
             Row(
                 bytes=int(size),
@@ -164,7 +194,7 @@ def _rows(line: str, *, per_iteration: bool) -> list[Row]:
                 wrong=None if error is None else int(error) if error.is_integer() else int(error > 1e-3),
             )
         )
-    return rows
+    return rows, cut
 
 
 def _half_digit(word: str) -> float:

@@ -14,6 +14,7 @@ _LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)")
 _GPU = re.compile(r"GPU(\d{1,3})")
 _GLUED = re.compile(r"((?:GPU|NIC|mlx\d_)\d+)(?=GPU|NIC|mlx)")
 """A name that fills its column touches the next one."""
+_TASK = re.compile(r"\s*\d{1,6}: (?=\s*GPU0\s)")
 _ROCM_NODE = re.compile(r"GPU\[(\d{1,3})\].*Numa Node: (-?\d{1,4})")
 EXPECTED = (
     "the output of `nvidia-smi topo -m` or `rocm-smi --showtopo` is expected: GPU0, GPU1, ... with classes such as "
@@ -23,7 +24,9 @@ EXPECTED = (
 
 def parse_topo(text: str, where: str) -> Layout:
     """The machine; InputError where something is missing or contradictory."""
-    lines = [_GLUED.sub(r"\1 ", _ESCAPES.sub("", line)) for line in text.splitlines()]
+    plain = [_ESCAPES.sub("", line) for line in text.splitlines()]
+    task = next((m[0] for m in map(_TASK.match, plain) if m), "")  # srun -l: the first of several tasks
+    lines = [_GLUED.sub(r"\1 ", line.removeprefix(task)) for line in plain if line.startswith(task)]
     links = next((i for i, line in enumerate(lines) if re.match(r"GPU0\s.*\b(XGMI|PCIE)\b", line.strip())), 0)
     if links and _names(lines[links - 1]):
         return _rocm(lines, links, where)

@@ -34,6 +34,12 @@ def test_a_table_in_a_file_with_the_step_at_which_it_breaks(tmp_path, capsys):
         "GPUs | step time (ms)\n---|---\n1 | 100\n8 | 125\n",
         "throughput,gpus\n100,1\n640,8\n",
         "gpus,samples_per_s\n1,90\n1,110\n8,640\n",
+        "GPUs;Durchsatz (Bilder/s)\n1;100,0\n8;640,0\n",
+        '"GPUs";"tokens/s"\n"1";"1.000,5"\n"8";"6.403,2"\n',
+        'gpus,tokens/s\n1,"1,000"\n8,"6,400"\n',
+        "GPUs,throughput\n1,100 img/s\n8,640 img/s\n",
+        "GPUs,tok/s\n1x,10k\n8x,64k\n",
+        "nodes,gpus_per_node,seconds per epoch\n1,1,640\n4,2,100\n",
     ],
 )
 def test_layouts(text):
@@ -59,3 +65,15 @@ def test_other_tables_are_refused(tmp_path, capsys, text):
     path = tmp_path / "n.csv"
     path.write_text(text)
     assert "two columns are expected" in refused(capsys, ["study", str(path)])
+
+
+def test_a_decimal_comma_is_part_of_its_number():
+    numbers, _ = read_numbers("GPUs;samples/s\n1;120,5\n2;1.204,25\n4;2 408,5\n", "x.csv")
+    assert [n.throughput for n in numbers] == [120.5, 1204.25, 2408.5]
+
+
+@pytest.mark.parametrize("text", ["gpus,samples/s\n1,120,5\n2,236,4\n", "gpus,step\n1,100 ms\n2,1 s\n"])
+def test_a_number_of_two_cells_and_a_column_of_two_units_are_refused(tmp_path, capsys, text):
+    path = tmp_path / "numbers.csv"
+    path.write_text(text)
+    assert "expected" in refused(capsys, ["study", str(path)])

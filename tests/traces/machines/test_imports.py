@@ -378,3 +378,11 @@ def test_nvlinks_rate_by_the_name_of_the_gpu(tmp_path, imported, name, gb_s):
     _, document, _ = imported("topo", path)
     assert document["levels"][0]["rate_bit_s"] == gb_s * 8e9
     assert ("which the file names" in document["levels"][0]["source"]) == bool(name)
+
+
+def test_the_matrix_of_the_first_of_several_tasks_is_read(tmp_path):
+    plain = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tPIX\t0-7\nGPU1\tNV18\t X \tSYS\t8-15\n"
+    plain += "\n  NIC0: mlx5_0\n"
+    labelled = "\n".join(f"{task}: {line}" for task in (0, 1) for line in plain.splitlines())
+    assert parse_topo(labelled, "x.txt") == parse_topo(plain, "x.txt")
+    assert parse_topo(labelled, "x.txt").nics[0].name == "mlx5_0"

@@ -178,3 +178,43 @@ def test_an_average_without_a_number_and_a_count_of_no_hosts_are_left_out():
     odd = "a:1:1 [0] NCCL INFO comm 0x55 rank 0 nRanks 0 nNodes 0 localRanks 0"
     (section,) = parse_log(f"{odd}\n{log(8)}\n# Avg bus bandwidth    :", "x.log")
     assert (section.world_size, section.average_gb_s) == (8, None)
+
+
+@pytest.mark.parametrize(
+    ("cut_by", "in_place_rows", "what"),
+    [
+        (len("      0"), 3, "check is"),  # before #wrong
+        (len("      0") + 1, 2, "figures are"),  # within busbw, whose last digit may be gone
+        (len("      0") + 12, 2, "figures are"),
+    ],
+)
+def test_a_row_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path, capsys, cut_by, in_place_rows, what):
+    path = tmp_path / "all_reduce.log"
+    path.write_text(table("   float     sum      -1", 14 / 8)[:-cut_by])
+    (read,) = parse_log(path.read_text(), path.name)
+    assert len(read.of("out-of-place")) == 3
+    assert len(read.of("in-place")) == in_place_rows
+    assert main(["import", "nccl-tests", str(path)]) == 0
+    assert f"the row of 256 MiB is cut off: its in-place {what} not there" in capsys.readouterr().out
+
+
+def test_the_only_mode_of_a_row_is_told_by_its_columns():
+    out_of_place = f"{1 << 24:12d}  {1 << 22:12d}     float     sum      -1   191.40   87.66  153.40       0"
+    in_place = out_of_place.replace("-1 ", "-1" + " " * 33)
+    for row, mode in ((out_of_place, "out-of-place"), (in_place, "in-place")):
+        assert [r.mode for r in parse_log(HEAD + row, "x.log")[0].rows] == [mode]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.replace("-1 ", "-1[prterun-node1-7@1,0]<stdout>: "),
+        lambda row: row.replace("float", "\x1b[1mfloat\x1b[0m"),
+        lambda row: "| " + " | ".join(row.split()) + " |",
+    ],
+    ids=["prte", "colours", "markdown"],
+)
+def test_what_a_launcher_a_terminal_or_a_page_puts_around_figures(change):
+    plain = table("   float     sum      -1", 14 / 8)
+    changed = "\n".join(line if "#" in line else change(line) for line in plain.splitlines())
+    assert parse_log(changed, "x.log")[0].rows == parse_log(plain, "x.log")[0].rows
