@@ -6,6 +6,7 @@ import pytest
 from support.commands import refused
 from traces.machines.test_logs_as_found import devices
 
+from scaling.analysis.network.nccl_log import Cards, NcclLines
 from scaling.cli.main import main
 from scaling.traces.job_log import read_job_logs
 
@@ -282,3 +283,15 @@ def test_a_watchdog_that_stood_still_and_a_time_out_that_others_tell_of(findings
     assert said.startswith("rank 1: the watchdog itself stood still for 480 s")
     assert "rank 2 had the time-out that others tell of; the output is missing here" in said
     assert "no line of the watchdog" not in said
+
+
+def test_cards_of_a_plugin_are_those_that_channels_name():
+    nccl = NcclLines()
+    for host in "ab":
+        for card in range(4):
+            nccl.take(channel(host, "send", f"NET/AWS Libfabric/{card}/GDRDMA", count=1)[0])
+    assert nccl.network() == Cards(4, None)
+    nccl.take(line("b", "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE; OOB eth0:192.0.2.1<0>"))
+    assert nccl.network() == Cards(4, None)
+    nccl.take(channel("c", "send", "NET/Socket/0", count=1)[0])
+    assert nccl.network() is None

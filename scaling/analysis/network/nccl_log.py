@@ -48,7 +48,7 @@ _VIA = re.compile(
 )
 _NVLS = re.compile(r"NVLS comm 0x")
 _CHOICE = re.compile(r"(\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
-_CARD = re.compile(r"NET/[A-Za-z]\w*/(\d{1,4})")
+_CARD = re.compile(r"NET/[A-Za-z][\w ]*/(\d{1,4})")
 _CARDS = re.compile(r"NET/IB : Using (.*)")
 _RATE = re.compile(r"NET/IB ?: \[(\d{1,4})\] \w.* speed=(\d{4,7})\b")  # Mbit/s
 _NET = re.compile(r"\+ NET\[(\d{1,4}\.\d)\] - NET/([\w-]{1,16})")  # GB/s
@@ -226,7 +226,8 @@ class NcclLines:
         """The cards of each host, where hosts agree; those that most others leave aside (storage) are not counted."""
         each = set()
         for host in self.hosts.values():
-            count, used, rates = host.cards or len(host.rates), len(host.cards_used), set(host.rates.values())
+            used, rates = len(host.cards_used), set(host.rates.values())
+            count = host.cards or len(host.rates) or used
             if count:  # a host that uses half of its cards or fewer is held against all of them
                 each.add(Cards(used if 2 * used > count else count, rates.pop() if len(rates) == 1 else None))
         return each.pop() if len(each) == 1 else None
