@@ -42,7 +42,7 @@ from scaling.analysis.statistics.rounds import Floats, Rounds, among
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import NOISE, verdicts
-from scaling.records.frames import in_memory, joined
+from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.schedule import OF_NONE, PLAIN
@@ -262,8 +262,8 @@ def of_strategies(tables: Tables, plan: Plan) -> tuple[RunRecords, ...]:
 
 def _of_strategy(tables: Tables, plan: Plan, k: int) -> RunRecords:
     others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
-    keys = in_memory(others.select("launch", "block").unique())
-    kept = {name: joined(getattr(tables, name), keys, ["launch", "block"], present=False) for name in FRAMES}
+    keys, on = in_memory(others.select("launch", "block").unique()).lazy(), ["launch", "block"]
+    kept = {name: getattr(tables, name).lazy().join(keys, on=on, how="anti") for name in FRAMES}
     return RunRecords(tables.having(kept), dataclasses.replace(plan, spec=plan.spec.strategies[k]))
 
 

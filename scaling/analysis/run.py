@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze_strategies, of_strategies
-from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
+from scaling.analysis.decompose.cases import analyze_cases
 from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
 from scaling.analysis.decompose.timeline import histories, timelines
 from scaling.analysis.decompose.trials import RunRecords
@@ -100,8 +100,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
     drawn = timelines(runs[0])
     ran = histories(runs[0], checks.states)
     if plan.spec.kind.by_cases:
-        files = CaseFiles(outcomes=launches.outcomes, largest=largest)
-        analysis = analyze_cases(tables, plan, ending, files)
+        analysis = analyze_cases(tables, plan, ending, launches.outcomes, largest)
     else:
         peaks = [{n: _memory(launches, n, k) for n in plan.spec.world_sizes} for k in range(len(runs))]
         analysis = analyze_strategies(runs, ending, peaks)
@@ -166,7 +165,7 @@ def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analys
         return dataclasses.replace(analysis, points=points)
     batches = {t.world_size: t.batch for t in plan.trials}
     alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
-    result = _roofline(launch.roofline, launch.kernels, launch.environment(0), analysis, alike)
+    result = _roofline(launch.roofline, launch.kernels, launch.first, analysis, alike)
     points = with_utilisation(points, result, alike)
     return dataclasses.replace(analysis, points=points, roofline=result)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
@@ -219,20 +219,18 @@ _Given = tuple[Mapping[int, Stored], Tables, Callable[[Tables], Any] | None]
 """What all stretches of a launch need: its files, its ranks, and who looks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look(Generic[R]):
-    """What looks at all rows while they are read, some blocks of a launch at a time."""
-
-    at: Callable[[Tables], R]
-    """Looks at all rows of whole blocks, in memory; it can go to another process."""
-    note: Callable[[R], None]
-    """Keeps what was seen."""
+def collect(folder: RunFolder, plan: Plan) -> Tables:
+    """Read every launch of a run that status.json knows; all where there is none. Errors as `collect_and_look`."""
+    return collect_and_look(folder, plan, None)[0]
 
 
-def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Tables:
-    """Read every launch of a run that status.json knows; all where there is none.
+def collect_and_look(
+    folder: RunFolder, plan: Plan, look: Callable[[Tables], R] | None
+) -> tuple[Tables, list[R]]:
+    """The tables, and what `look` returns for all rows of some whole blocks at a time, while they are in memory.
 
-    OSError where the tables cannot be written to files, in the run's folder or, if that is read-only, elsewhere.
+    `look` can go to other processes. OSError where the tables cannot be written to files, in the run's folder or, if
+    that is read-only, elsewhere.
     """
     status = None if plan.kind.followed else read_status(folder)
     launches, gaps = _listed_launches(folder, status)
@@ -243,6 +241,7 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
     whole: dict[str, list[pl.DataFrame]] = {name: [] for name in OF_BLOCKS}
     parts: list[Part] = []
     ranks: list[RankFile] = []
+    seen: list[R] = []
     lost = 0
     with Processes(count) as processes:
         kept = Copies(scratch.path / "copies" if count else None)
@@ -258,18 +257,17 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
             gaps += other_plan(folder, launch.index, read.files)
             for name, frame in read.tables.items():
                 whole[name].append(frame)
-            for part, more, seen in _read_steps(read, scratch.path, look, processes):
+            for part, more, looked in _read_steps(read, scratch.path, look, processes):
                 parts.append(part)
                 lost += more
-                if look is not None and seen is not None:
-                    look.note(seen)
+                seen += [] if looked is None else [looked]
         if kept.path is not None:
             kept.path.unlink(missing_ok=True)
     files = {
         name: write_rows(itertools.chain.from_iterable(map(_some_ranks, frames)), name, scratch)
         for name, frames in whole.items()
     }
-    return EMPTY.having(
+    tables = EMPTY.having(
         {**{name: scan_rows(paths, name) for name, paths in files.items()}, **scan_parts(parts, scratch)},
         parts=tuple(parts),
         block_files=files["blocks"],
@@ -278,6 +276,7 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
         gaps=tuple(gaps),
         dropped_samples=lost + sum(file.dropped_samples for file in ranks),
     )
+    return tables, seen
 
 
 def _some_ranks(rows: pl.DataFrame) -> list[pl.DataFrame]:
@@ -287,12 +286,12 @@ def _some_ranks(rows: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _read_steps(
-    read: LaunchRanks, scratch: Path, look: Look[R] | None, processes: Processes
+    read: LaunchRanks, scratch: Path, look: Callable[[Tables], R] | None, processes: Processes
 ) -> Iterator[tuple[Part, int, R | None]]:
     """All rows of a launch's steps, written to files a stretch at a time: as `_write_stretch` returns them."""
     least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
     here = EMPTY.having({}, ranks=(least_known,) if least_known else ())
-    given = (read.stretch.files, here, look.at if look else None)
+    given = (read.stretch.files, here, look)
     stretches = enumerate(read.stretch.parts(STRETCH_BYTES))
     if not processes.count:
         yield from (_write_stretch(given, stretch, scratch, k) for k, stretch in stretches)

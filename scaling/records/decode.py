@@ -16,12 +16,7 @@ from scaling.reading import INT_MAX, RECORDS_BYTES_MAX, TEXT_BYTES_MAX, open_fil
 from scaling.records.encoding import unpacked_bytes
 from scaling.records.format import (
     COLLECTIVE_WIDTHS,
-    STEP_FIELDS,
-    WITHOUT_BUFFERS,
-    WITHOUT_OTHER_WAITS,
-    WITHOUT_SQUARED,
-    WITHOUT_TOKENS,
-    WITHOUT_WAITS,
+    STEP_WIDTHS,
     BlockRecord,
     ClockRecord,
     EndRecord,
@@ -36,17 +31,6 @@ from scaling.records.format import (
 T = TypeVar("T", bound=Record)
 
 PLAIN_WIDTH = len(PlainRow._fields)
-WIDTHS = (
-    PLAIN_WIDTH,
-    WITHOUT_BUFFERS,
-    WITHOUT_WAITS,
-    WITHOUT_TOKENS,
-    WITHOUT_OTHER_WAITS,
-    WITHOUT_SQUARED,
-    len(STEP_FIELDS),
-)
-"""Lengths of a step's row: a plain step, one without buffers, one of a module that is not sharded, a step of one that
-is, a step of an own loop that tells its tokens, one that waits elsewhere, one that tells squares too."""
 
 
 def _decoded(kind: type[T], **options: Any) -> type[T]:
@@ -131,4 +115,5 @@ def _sound_shape(first: int, steps: int, stamps: int, calls: int, width: int) ->
     """Whether packed steps have a shape that is possible: see records.format.PackedRecord."""
     sound = width in COLLECTIVE_WIDTHS if calls else width == 0
     counts = first >= 0 and steps > 0 and calls >= 0 and first + steps <= INT_MAX
-    return stamps in WIDTHS and sound and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX
+    known = stamps == PLAIN_WIDTH or stamps in STEP_WIDTHS
+    return known and sound and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX

@@ -23,13 +23,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from scaling.records import files
-from scaling.records.format import (
-    AnyStepRow,
-    CollectiveRow,
-    PackedRecord,
-    shortened,
-    shortest,
-)
+from scaling.records.format import AnyStepRow, CollectiveRow, PackedRecord, shortened
 
 LEVEL = 1
 """The fastest, since a rank packs between two blocks."""
@@ -38,19 +32,19 @@ LEVEL = 1
 def pack_block(
     block: int, steps: Sequence[AnyStepRow], collectives: Sequence[Sequence[CollectiveRow]]
 ) -> Iterator[PackedRecord]:
-    """The steps of one block: a record for each stretch of steps that have as many stamps and collectives.
+    """The steps of one block: a record for each stretch of steps of one kind that have as many collectives.
 
     `collectives`: empty, or those of each step.
     """
-    rows = [shortest(step) for step in steps]
-    exchanged = collectives or [()] * len(rows)
-    shapes = [(len(row), len(calls)) for row, calls in zip(rows, exchanged, strict=True)]
+    exchanged = collectives or [()] * len(steps)
+    shapes = [(type(row), len(calls)) for row, calls in zip(steps, exchanged, strict=True)]
     at = 0
-    for (stamps, count), same in itertools.groupby(shapes):
+    for (_, count), same in itertools.groupby(shapes):
         end = at + len(list(same))
+        stamps = max(len(shortened(row)) for row in steps[at:end])
         width = max((len(shortened(row)) for calls in exchanged[at:end] for row in calls), default=0)
         table = [
-            (*rows[k], *itertools.chain.from_iterable(row[:width] for row in exchanged[k]))
+            (*steps[k][:stamps], *itertools.chain.from_iterable(row[:width] for row in exchanged[k]))
             for k in range(at, end)
         ]
         yield PackedRecord(b=block, i=at, n=end - at, s=stamps, c=count, w=width, z=pack(table))

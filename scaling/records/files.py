@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scaling import reading
-from scaling.errors import InputError, while_reading
+from scaling.errors import InputError, ScalingError, while_reading
 from scaling.settings.bounds import HELD, out_of_bounds
 
 
@@ -158,6 +158,13 @@ def read_json(
         return decode(kind, data)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path}: damaged ({error}); {remedy}") from error
+
+
+def read_if_whole(path: Path, kind: type[T], schema: int) -> T | None:
+    """Read a versioned file without which every number can be made; None where it is missing or damaged."""
+    with contextlib.suppress(ScalingError):
+        return read_json(path, kind, schema)
+    return None
 
 
 def check_writable(path: Path, asked: str) -> None:

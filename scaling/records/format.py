@@ -50,7 +50,10 @@ class PlainRow(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """Stamps and durations of a step, ns. Durations are summed over the micro-steps of accumulation."""
+    """Stamps and durations of a step, ns. Durations are summed over the micro-steps of accumulation.
+
+    The rows of a block are written without the fields at their end in which all of them have the default.
+    """
 
     begin_ns: int
     end_ns: int
@@ -67,35 +70,29 @@ class StepRow(NamedTuple):
     earlier_wait_ns: int = 0
     """Duration: waits for communication in earlier micro-steps, which no_sync would avoid."""
     buffer_wait_ns: int = 0
-    """Duration: the part of forward in which DDP broadcasts the buffers (BatchNorm's statistics) from its first rank.
-
-    This and the next two are left out of a step without buffers.
-    """
+    """Duration: the part of forward in which DDP broadcasts the buffers (such as BatchNorm's) from its first rank."""
     buffer_begin_ns: int = 0
     """Stamp: the step's last such broadcast begins."""
     buffer_end_ns: int = 0
     """Stamp: it is complete on this rank, and the model's own forward begins."""
     forward_wait_ns: int = 0
-    """Duration: the part of forward in which a sharded module waits for its units' parameters.
-
-    This and the next one are left out of a step of another strategy.
-    """
+    """Duration: the part of forward in which a sharded module waits for its units' parameters."""
     backward_wait_ns: int = 0
     """Duration: the part of backward in which it waits for parameters or for the reduction of gradients."""
     tokens: int = -1
-    """Own loops: how many tokens (or samples) this rank's step had, as the loop told; -1 and left out: it told none."""
+    """Own loops: how many tokens (or samples) this rank's step had, as the loop told; -1: it told none."""
     input_wait_ns: int = 0
-    """Own loops: the part of input that is waits for communication. Older files lack this and the next two."""
+    """Own loops: the part of input that is waits for communication."""
     optimizer_wait_ns: int = 0
     """Own loops: that part of optimizer, such as gradients that the loop reduces by itself."""
     host_wait_ns: int = 0
     """Own loops: that part of the step's rest."""
     squared: int = 0
-    """Own loops: the sum of the squares of its sequences' lengths, as the loop told. Older files lack this one too."""
+    """Own loops: the sum of the squares of its sequences' lengths, as the loop told."""
 
 
 class CollectiveRow(NamedTuple):
-    """One collective of a step. Its stamps are clock tokens until the block is over, then ns."""
+    """One collective of a step, written as steps are. Its stamps are clock tokens until the block is over, then ns."""
 
     seq: int
     """Position within the step, the same on every rank."""
@@ -115,7 +112,7 @@ class CollectiveRow(NamedTuple):
     enqueue_ns: int = 0
     """Host time at which the call that enqueues the collective began, also where the other stamps are a device's.
 
-    0: not taken. A row leaves out those of the next fields at its end that have their default, and this one.
+    0: not taken.
     """
     phase: int = 0
     """Index into settings.schedule.PHASES: the part of the step that it belongs to."""
@@ -128,57 +125,28 @@ class CollectiveRow(NamedTuple):
     resume_ns: int = 0
     """It went on."""
     start_ns: int = 0
-    """Its communicator's stream came to it, and from here on waits for peers or moves data; 0: not taken, or at launch.
+    """Its communicator's stream came to it, and from here on waits for peers or moves data; 0: not taken."""
 
-    Older files lack this field.
-    """
-
-
-STEP_FIELDS = StepRow._fields
-WITHOUT_BUFFERS = STEP_FIELDS.index("buffer_wait_ns")
-"""Length of a step's row that leaves out its broadcast of buffers."""
-WITHOUT_WAITS = STEP_FIELDS.index("forward_wait_ns")
-"""Length of a step's row of a strategy that is not sharded."""
-WITHOUT_TOKENS = STEP_FIELDS.index("tokens")
-"""Length of a step's row without its number of tokens."""
-WITHOUT_OTHER_WAITS = STEP_FIELDS.index("input_wait_ns")
-"""Length of a step's row that waits in forward and backward alone."""
-WITHOUT_SQUARED = STEP_FIELDS.index("squared")
-"""Length of a step's row without the squares of its lengths."""
-NO_TOKENS: int = StepRow._field_defaults["tokens"]
-COLLECTIVE_FIELDS = CollectiveRow._fields
-COLLECTIVE_DEFAULTS = tuple(CollectiveRow._field_defaults.values())
-"""What a collective's row stands for where it ends early."""
-_LEAST_WIDTH = len(COLLECTIVE_FIELDS) - len(COLLECTIVE_DEFAULTS)
-COLLECTIVE_WIDTHS = frozenset(range(_LEAST_WIDTH, len(COLLECTIVE_FIELDS) + 1))
-"""Lengths that a collective's row may have."""
 
 AnyStepRow = PlainRow | StepRow
+STEP_FIELDS = StepRow._fields
+NO_TOKENS: int = StepRow._field_defaults["tokens"]
+COLLECTIVE_FIELDS = CollectiveRow._fields
+_DEFAULTS = {kind: tuple(kind._field_defaults.values()) for kind in (PlainRow, StepRow, CollectiveRow)}
+"""What a row stands for where it ends early: the defaults of its last fields."""
+STEP_DEFAULTS, COLLECTIVE_DEFAULTS = _DEFAULTS[StepRow], _DEFAULTS[CollectiveRow]
+STEP_WIDTHS, COLLECTIVE_WIDTHS = (
+    frozenset(range(len(kind._fields) - len(_DEFAULTS[kind]), len(kind._fields) + 1))
+    for kind in (StepRow, CollectiveRow)
+)
+"""Lengths that such a row may have."""
 
 
-def shortest(row: AnyStepRow) -> Sequence[int]:
-    """What is written of a step's row: without what is not known of it, or what there was none of.
-
-    These are the waits outside of forward and backward, the number of tokens, and before that the waits of a sharded
-    module and the buffers.
-    """
-    if any(row[WITHOUT_SQUARED:]):
-        return row
-    if any(row[WITHOUT_OTHER_WAITS:]):
-        return row[:WITHOUT_SQUARED]
-    if len(row) > WITHOUT_TOKENS and row[WITHOUT_TOKENS] != NO_TOKENS:
-        return row[:WITHOUT_OTHER_WAITS]
-    written: Sequence[int] = row[:WITHOUT_TOKENS]
-    for width in (WITHOUT_WAITS, WITHOUT_BUFFERS):
-        if len(written) > width and not any(written[width:]):
-            written = written[:width]
-    return written
-
-
-def shortened(row: CollectiveRow) -> tuple[int, ...]:
-    """What is written of a collective's row: without the fields at its end that have their default."""
-    width = len(row)
-    while width > _LEAST_WIDTH and row[width - 1] == COLLECTIVE_DEFAULTS[width - 1 - _LEAST_WIDTH]:
+def shortened(row: AnyStepRow | CollectiveRow) -> tuple[int, ...]:
+    """What is written of a row: without the fields at its end that have their default."""
+    defaults, width = _DEFAULTS[type(row)], len(row)
+    least = width - len(defaults)
+    while width > least and row[width - 1] == defaults[width - 1 - least]:
         width -= 1
     return row[:width]
 
@@ -249,7 +217,7 @@ class PackedRecord:
     n: int
     """How many steps."""
     s: int
-    """Length of each step's row, a PlainRow or a StepRow that may end early (`shortest`)."""
+    """Length of each step's row, a PlainRow or a StepRow that may end early (`shortened`)."""
     c: int = 0
     """Collectives of each step."""
     w: int = 0

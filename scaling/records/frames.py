@@ -119,11 +119,6 @@ def in_order(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     return frame.sort(columns) if behind.any() else frame
 
 
-def joined(frame: Frame, keys: pl.DataFrame, on: Sequence[str], *, present: bool) -> Frame:
-    """The rows of a table whose keys are in `keys`, or are not."""
-    return frame.lazy().join(keys.lazy(), on=on, how="semi" if present else "anti")
-
-
 def by_runs(frame: pl.DataFrame, place: Sequence[str], **values: pl.Expr) -> pl.DataFrame:
     """A row for each place, in order, with other values of its rows, such as `last=pl.col("end_ns").max()`.
 

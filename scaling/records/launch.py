@@ -13,14 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from scaling.errors import ScalingError
 from scaling.hardware import telemetry
 from scaling.hardware.telemetry import PULSE_SCHEMA, HostRecord, RankPulse
 from scaling.reading import RefusedError, as_number, parse_json, read_bytes
 from scaling.reading import read_json as read_json_value
 from scaling.records import checkup
 from scaling.records.checkup import KernelTable, RankCheck, Roofline
-from scaling.records.files import read_json
+from scaling.records.files import read_if_whole
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.environment import VARIABLE
 from scaling.settings.plan import CONTENT_SCHEMA, Content, Outcome, Outcomes, Plan
@@ -67,24 +66,19 @@ class Launch:
         self.index = folder.index
         self._ranks = range(plan.ranks)
         self._hosts = range(plan.hosts)
-        self._environments: dict[int, Environment | None] = {}
-
-    def environment(self, rank: int) -> Environment | None:
-        """What a rank ran on."""
-        if rank not in self._environments:
-            record = self._listed_environments.get(rank) if rank else _read(self.folder.env(0))
-            self._environments[rank] = _environment(rank, record) if record else None
-        return self._environments[rank]
 
     @cached_property
-    def _listed_environments(self) -> Mapping[int, dict[str, Any]]:
-        return _by_rank(self.folder.envs(host) for host in self._hosts)
+    def first(self) -> Environment | None:
+        """What rank 0 ran on."""
+        record = _read(self.folder.env(0))
+        return _environment(0, record) if record else None
 
     @cached_property
     def environments(self) -> Mapping[int, Environment]:
         """What each rank ran on, in the order of the ranks."""
-        pairs = ((rank, self.environment(rank)) for rank in self._ranks)
-        return {rank: environment for rank, environment in pairs if environment is not None}
+        listed = _by_rank(self.folder.envs(host) for host in self._hosts)
+        others = {rank: _environment(rank, listed[rank]) for rank in self._ranks[1:] if rank in listed}
+        return ({0: self.first} if self.first else {}) | others
 
     @property
     def facts(self) -> Mapping[int, Mapping[str, Any]]:
@@ -100,25 +94,18 @@ class Launch:
     @cached_property
     def checks(self) -> tuple[RankCheck, ...]:
         """What each rank found in a checkup (`scaling doctor`)."""
-        checks = []
-        for rank in self._ranks:
-            with contextlib.suppress(ScalingError):
-                checks.append(read_json(self.folder.check(rank), RankCheck, checkup.SCHEMA))
-        return tuple(checks)
+        checks = (read_if_whole(self.folder.check(rank), RankCheck, checkup.SCHEMA) for rank in self._ranks)
+        return tuple(check for check in checks if check is not None)
 
     @cached_property
     def kernels(self) -> KernelTable | None:
         """What each operator of rank 0's step takes; None where it was not measured."""
-        with contextlib.suppress(ScalingError):
-            return read_json(self.folder.kernels(0), KernelTable, checkup.SCHEMA)
-        return None
+        return read_if_whole(self.folder.kernels(0), KernelTable, checkup.SCHEMA)
 
     @cached_property
     def roofline(self) -> Roofline | None:
         """What rank 0's device gives and its step asks for."""
-        with contextlib.suppress(ScalingError):
-            return read_json(self.folder.roofline(0), Roofline, checkup.SCHEMA)
-        return None
+        return read_if_whole(self.folder.roofline(0), Roofline, checkup.SCHEMA)
 
     @cached_property
     def content(self) -> Content | None:
@@ -128,9 +115,8 @@ class Launch:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """How the launch's cases stand."""
-        with contextlib.suppress(ScalingError):
-            return read_json(self.folder.cases, Outcomes, CASES_SCHEMA).outcomes
-        return ()
+        outcomes = read_if_whole(self.folder.cases, Outcomes, CASES_SCHEMA)
+        return outcomes.outcomes if outcomes else ()
 
     def hosts(self) -> Iterator[HostRecord]:
         """Each host's telemetry, read when it is asked for and not kept: hours of samples take gigabytes."""
@@ -152,12 +138,12 @@ class Launches:
     @cached_property
     def described(self) -> Launch | None:
         """The last launch whose rank 0 wrote what it ran on: it stands for the run."""
-        return next((launch for launch in reversed(self._all) if launch.environment(0)), None)
+        return next((launch for launch in reversed(self._all) if launch.first), None)
 
     @property
     def environment(self) -> Environment | None:
         """What rank 0 of that launch ran on."""
-        return self.described.environment(0) if self.described else None
+        return self.described.first if self.described else None
 
     @property
     def facts(self) -> Mapping[int, Mapping[str, Any]]:
@@ -190,9 +176,7 @@ def described(launch: LaunchFolder, host: int) -> int:
 
 def read_content(launch: LaunchFolder) -> Content | None:
     """What a launch measures, where that is less than the plan says."""
-    with contextlib.suppress(ScalingError):
-        return read_json(launch.content, Content, CONTENT_SCHEMA)
-    return None
+    return read_if_whole(launch.content, Content, CONTENT_SCHEMA)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from scaling.errors import InputError, ScalingError, while_reading
+from scaling.errors import InputError, while_reading
 from scaling.plain import message
 from scaling.reading import YAML_BYTES_MAX, read_text
 from scaling.records import files
 from scaling.records.decode import read_head
-from scaling.records.files import read_json
+from scaling.records.files import read_if_whole, read_json
 from scaling.records.paths import RunFolder, find_run
 from scaling.settings.batch_search import SCHEMA as LARGEST_SCHEMA
 from scaling.settings.batch_search import Largest
@@ -235,10 +235,8 @@ class Started:
 
 
 def read_started(folder: RunFolder) -> Started | None:
-    """launch.json; None where it is missing or damaged: every number can be made without it."""
-    with contextlib.suppress(ScalingError):
-        return read_json(folder.started, Started, STARTED_SCHEMA)
-    return None
+    """launch.json; None where it is missing or damaged."""
+    return read_if_whole(folder.started, Started, STARTED_SCHEMA)
 
 
 def read_plan(folder: RunFolder) -> Plan:
@@ -277,16 +275,10 @@ def read_config(folder: RunFolder) -> str:
 
 
 def read_status(folder: RunFolder) -> Status | None:
-    """status.json; None where it is missing or damaged: every number can be made without it."""
-    with contextlib.suppress(ScalingError):
-        return read_json(folder.status, Status, STATUS_SCHEMA)
-    return None
+    """status.json; None where it is missing or damaged."""
+    return read_if_whole(folder.status, Status, STATUS_SCHEMA)
 
 
 def read_largest(folder: RunFolder) -> Largest | None:
     """The result so far; None without `batch=max`, and before the search."""
-    if not folder.largest.is_file():
-        return None
-    with contextlib.suppress(InputError):
-        return read_json(folder.largest, Largest, LARGEST_SCHEMA)
-    return None
+    return read_if_whole(folder.largest, Largest, LARGEST_SCHEMA)

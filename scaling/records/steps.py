@@ -23,7 +23,7 @@ from scaling.records.encoding import unpacked_bytes
 from scaling.records.format import (
     COLLECTIVE_DEFAULTS,
     COLLECTIVE_FIELDS,
-    NO_TOKENS,
+    STEP_DEFAULTS,
     STEP_FIELDS,
     PackedRecord,
     Record,
@@ -44,9 +44,6 @@ COLLECTIVE_STAMPS = [
 ]
 _STEP_COLUMNS = (*STEP_FIELDS, "plain")
 """Plain steps have no phases, which is not the same as phases that were not taken."""
-_STEP_DEFAULTS = np.zeros(len(_STEP_COLUMNS), dtype=np.int64)
-_STEP_DEFAULTS[STEP_FIELDS.index("tokens")] = NO_TOKENS
-"""What a step's row stands for where it ends early."""
 
 
 @dataclass(slots=True)
@@ -177,7 +174,8 @@ def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into:
     rows = np.array([row for row, _, _ in pieces], dtype=np.int64)
     number = np.broadcast_to(np.arange(first, first + count), (ranks, count))
     steps = np.empty((len(_STEP_COLUMNS), ranks, count), dtype=np.int64)
-    steps[:] = _STEP_DEFAULTS[:, None, None]
+    steps[:] = 0
+    _fill(steps[: len(STEP_FIELDS)], STEP_DEFAULTS)
     steps[:stamps] = table[:stamps]
     steps[-1] = stamps == PLAIN_WIDTH
     _move(steps, STAMPS, shifts)
@@ -185,12 +183,17 @@ def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into:
     if not calls:
         return
     sent = np.empty((len(COLLECTIVE_FIELDS), ranks, count, calls), dtype=np.int64)
-    for column, value in zip(sent[::-1], COLLECTIVE_DEFAULTS[::-1], strict=False):
-        column[...] = value
+    _fill(sent, COLLECTIVE_DEFAULTS)
     sent[:width] = table[stamps:].reshape(calls, width, ranks, count).transpose(1, 2, 3, 0)
     _move(sent, COLLECTIVE_STAMPS, shifts)
     number = np.repeat(number, calls, axis=1)
     into.collectives.add(np.repeat(rows, count * calls), number.ravel(), sent.reshape(len(sent), -1))
+
+
+def _fill(columns: Ints, defaults: Sequence[int]) -> None:
+    """Give the last columns what a row stands for that ends before them, in place."""
+    for column, value in zip(columns[::-1], defaults[::-1], strict=False):
+        column[...] = value
 
 
 def _move(values: Ints, columns: Sequence[int], shifts: Sequence[Shift]) -> None:

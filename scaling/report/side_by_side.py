@@ -96,19 +96,10 @@ NAMED_SETTINGS = 2
 
 def answer(comparison: Comparison) -> str:
     """Which run is faster, or why that cannot be said; a hint where a run was contended."""
-    return " ".join([_answer(comparison), *_nodes(comparison), *_hint(comparison)])
-
-
-def _nodes(comparison: Comparison) -> tuple[str, ...]:
-    """A sentence about the nodes that the ratios rest on, where they come into it."""
-    nodes_answer = allocations_answer(comparison, run_names(comparison))
-    return (nodes_answer,) if nodes_answer else ()
-
-
-def _hint(comparison: Comparison) -> tuple[str, ...]:
-    """A sentence where other programs took processor time from one of the runs."""
     contended = comparison.comparable and comparison.contended
-    return ("A run was contended, so this is a hint and not a finding.",) if contended else ()
+    hint = "A run was contended, so this is a hint and not a finding." if contended else ""
+    nodes = allocations_answer(comparison, run_names(comparison))
+    return " ".join(filter(None, (_answer(comparison), nodes, hint)))
 
 
 def _answer(comparison: Comparison) -> str:

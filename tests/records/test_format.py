@@ -22,7 +22,6 @@ from scaling.records.format import (
     RecordedBlock,
     StepRow,
     shortened,
-    shortest,
 )
 from scaling.records.paths import RunFolder
 from scaling.worker.measure.recorder import Recorder
@@ -48,7 +47,7 @@ BUFFERS, WAITS = (0, 1, 51, 52), (3, 4)
     ("row", "written"),
     [
         (PlainRow(30, 40), 2),
-        (StepRow(*STEP), 9),
+        (StepRow(*STEP), 8),
         (StepRow(*STEP, *BUFFERS), 12),
         (StepRow(*STEP, *BUFFERS, *WAITS), 14),
         (StepRow(*STEP, tokens=0), 15),
@@ -56,7 +55,7 @@ BUFFERS, WAITS = (0, 1, 51, 52), (3, 4)
     ],
 )
 def test_a_steps_row_leaves_out_what_is_not_known_of_it(row, written):
-    found = shortest(row)
+    found = shortened(row)
     assert len(found) == written
     assert type(row)(*found) == row
 

@@ -597,11 +597,11 @@ class RankFiles:
                 end = self.stamps(np.broadcast_to(track.buffered[:, None], track.at[0].shape), ranks)
                 columns += [end - at[1], at[1], end]
             if track.tokens is not None and block.arm == PROBE:
-                left_out = records.WITHOUT_TOKENS - len(columns)
+                left_out = records.STEP_FIELDS.index("tokens") - len(columns)
                 nothing = np.zeros_like(track.tokens)
                 columns += [*[nothing] * left_out, track.tokens]
                 if self.truth.squares:
-                    waits = records.WITHOUT_SQUARED - records.WITHOUT_OTHER_WAITS
+                    waits = records.STEP_FIELDS.index("squared") - records.STEP_FIELDS.index("input_wait_ns")
                     columns += [*[nothing] * waits, track.tokens**2]
         if block.detailed:
             ready = self.stamps(track.ready, ranks)
@@ -689,7 +689,7 @@ def simulate(truth: Truth, path: Path) -> Expected:
     plan = make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
     plan = replace(plan, content=Content(detailed=truth.detailed or None))
     folder = store.RunFolder(path)
-    folder.path.mkdir(parents=True)
+    folder.path.mkdir(parents=True, exist_ok=True)
     files.write_json(folder.plan, plan)
     ranks = RankFiles(truth, plan, folder.launch(0), digest(folder.plan.read_bytes()))
     rng = np.random.default_rng(truth.seed)

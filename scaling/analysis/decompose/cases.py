@@ -7,12 +7,10 @@ requests, and their intervals resample whole rounds.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from scaling.analysis.about import Ending, quality, run_info
 from scaling.analysis.results import (
@@ -25,7 +23,7 @@ from scaling.analysis.results import (
     Measured,
     TrainingCase,
 )
-from scaling.analysis.statistics.rounds import MS, Floats, Rounds, drawn, percentiles, resampling_weights
+from scaling.analysis.statistics.rounds import MS, Rounds, drawn, percentiles, resampling_weights
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.settings.batch_search import FITS, Largest, step
@@ -38,19 +36,13 @@ KNEE = 0.95
 Row = TypeVar("Row", InferenceCase, TrainingCase)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseFiles:
-    """What the launches of a run by cases left beside the rank files."""
-
-    outcomes: tuple[Outcome, ...]
-    largest: Largest | None
-
-
-def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) -> Analysis:
-    """The whole of analysis.json for a run by cases."""
+def analyze_cases(
+    tables: Tables, plan: Plan, ending: Ending, outcomes: Sequence[Outcome], largest: Largest | None
+) -> Analysis:
+    """The whole of analysis.json for a run by cases. `outcomes`: how the launches' cases ended."""
     spec = plan.spec
-    listed = cases(spec, files.largest.rungs() if files.largest else None)
-    ended = {(o.world_size, o.case): o for o in files.outcomes}
+    listed = cases(spec, largest.rungs() if largest else None)
+    ended = {(o.world_size, o.case): o for o in outcomes}
     rows = in_memory(tables.blocks).join(
         in_memory(tables.steps), on=["launch", "rank", "block"], suffix="_step"
     )
@@ -76,7 +68,7 @@ def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) 
         quality=quality(tables, plan, ending, (), ()),
         trials=ending.trials,
         training=_kneed(_with_efficiency(training)),
-        largest_batch=_largest(files.largest),
+        largest_batch=_largest(largest),
     )
 
 
@@ -121,12 +113,12 @@ def _training(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: in
     steps = rows.filter(pl.col("arm") == TRAINING)
     if steps.is_empty():
         return row
-    means = _by_round(
+    rounds = _by_round(
         steps,
+        seed,
         step=(pl.col("end_ns_step") - pl.col("begin_ns_step")).mean(),
         exposed=(pl.col("sync_end_ns") - pl.col("compute_end_ns")).mean(),
     )
-    rounds = Rounds(means.values, means.launch, seed=seed)
     return dataclasses.replace(
         row,
         step_ms=rounds.ratio("step", scale=MS),
@@ -136,19 +128,11 @@ def _training(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: in
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Means:
-    values: dict[str, Floats]
-    launch: NDArray[np.int64]
-
-
-def _by_round(rows: pl.DataFrame, **means: pl.Expr) -> _Means:
+def _by_round(rows: pl.DataFrame, seed: int, **means: pl.Expr) -> Rounds:
     """One value a round: the mean over ranks and steps."""
     grouped = rows.group_by("launch", "round").agg(**means).sort("launch", "round")
-    return _Means(
-        values={name: grouped[name].to_numpy().astype(float) for name in means},
-        launch=grouped["launch"].to_numpy(),
-    )
+    values = {name: grouped[name].to_numpy().astype(float) for name in means}
+    return Rounds(values, grouped["launch"].to_numpy(), seed=seed)
 
 
 def _throughput(rows: pl.DataFrame, seed: int) -> Measured | None:
@@ -157,8 +141,7 @@ def _throughput(rows: pl.DataFrame, seed: int) -> Measured | None:
         (pl.col("end_ns_step") - pl.col("begin_ns_step")).sum().alias("busy_ns")
     )
     rate = (pl.col("batch") * pl.col("steps") * 1e9 / pl.col("busy_ns")).sum()
-    means = _by_round(ranks, rate=rate)
-    return Rounds(means.values, means.launch, seed=seed).ratio("rate")
+    return _by_round(ranks, seed, rate=rate).ratio("rate")
 
 
 def _latency(rows: pl.DataFrame, seed: int) -> Latency:

@@ -177,20 +177,11 @@ def _last_axis(values: Floats) -> Iterator[Floats]:
 
 ALL_REDUCE, BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 
-STEP_COLUMNS = (
-    "begin_ns",
-    "end_ns",
-    "input_ns",
-    "forward_ns",
-    "backward_ns",
-    "optimizer_ns",
-    "compute_end_ns",
-    "sync_end_ns",
-    "earlier_wait_ns",
-    "buffer_wait_ns",
-    "buffer_begin_ns",
-    "buffer_end_ns",
+_OF_STEPS = (
+    *("begin", "end", "input", "forward", "backward", "optimizer"),
+    *("compute_end", "sync_end", "earlier_wait", "buffer_wait"),
 )
+STEP_COLUMNS = tuple(f"{name}_ns" for name in (*_OF_STEPS, "buffer_begin", "buffer_end"))
 """Columns of steps that are read, stamps and durations."""
 
 STARVED_NS = 50_000.0
@@ -317,44 +308,29 @@ def _blocks(
         if rest or not width:
             continue
 
-        def grid(name: str, frame: pl.DataFrame = part, shape: tuple[int, ...] = (n, count)) -> Floats:
-            return np.ascontiguousarray(frame[name].to_numpy().reshape(shape).swapaxes(0, 1), dtype=float)
+        def grid(frame: pl.DataFrame, name: str, *width: int, count: int = count) -> Floats:
+            values = frame[f"{name}_ns"].to_numpy().reshape(n, count, *width)
+            return np.ascontiguousarray(values.swapaxes(0, 1), dtype=float)
 
-        def cube(
-            name: str, frame: pl.DataFrame = all_reduces, shape: tuple[int, ...] = (n, count, width)
-        ) -> Floats:
-            return grid(name, frame, shape)
-
-        key = (int(part["launch"][0]), int(part["round"][0]))
         buffer_begin, buffer_end = _broadcasts(part, broadcasts, count, n)
-        yield (
-            (
-                key,
-                BlockStamps(
-                    begin=grid("begin_ns"),
-                    end=grid("end_ns"),
-                    input=grid("input_ns"),
-                    forward=grid("forward_ns"),
-                    backward=grid("backward_ns"),
-                    optimizer=grid("optimizer_ns"),
-                    compute_end=grid("compute_end_ns"),
-                    sync_end=grid("sync_end_ns"),
-                    ready=cube("ready_ns"),
-                    launch=cube("launch_ns"),
-                    done=cube("done_ns"),
-                    bytes=all_reduces["bytes"].head(width).to_numpy().astype(float),
-                    earlier_wait=grid("earlier_wait_ns"),
-                    buffer_wait=grid("buffer_wait_ns"),
-                    buffer_begin=buffer_begin,
-                    buffer_end=buffer_end,
-                    micro_steps=_micro_steps(part, width, accumulation.get(block_key, 1)),
-                    channel=(served := channel(all_reduces["group"].head(width).to_list())),
-                    start=cube("start_ns") if served.fifo and all_reduces["start_ns"].max() else None,
-                    enqueue=cube("enqueue_ns") if served.fifo and all_reduces["enqueue_ns"].min() else None,
-                    host_ns=host_ns if served.fifo else 0.0,
-                ),
-            )
+        served = channel(all_reduces["group"].head(width).to_list())
+        stamps = BlockStamps(
+            **{name: grid(part, name) for name in _OF_STEPS},
+            **{name: grid(all_reduces, name, width) for name in ("ready", "launch", "done")},
+            bytes=all_reduces["bytes"].head(width).to_numpy().astype(float),
+            buffer_begin=buffer_begin,
+            buffer_end=buffer_end,
+            micro_steps=_micro_steps(part, width, accumulation.get(block_key, 1)),
+            channel=served,
+            start=grid(all_reduces, "start", width)
+            if served.fifo and all_reduces["start_ns"].max()
+            else None,
+            enqueue=grid(all_reduces, "enqueue", width)
+            if served.fifo and all_reduces["enqueue_ns"].min()
+            else None,
+            host_ns=host_ns if served.fifo else 0.0,
         )
+        yield (int(part["launch"][0]), int(part["round"][0])), stamps
 
 
 def _of_kind(rows: pl.DataFrame, kind: int) -> pl.DataFrame:

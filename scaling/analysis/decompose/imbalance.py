@@ -27,15 +27,13 @@ import numpy as np
 import polars as pl
 
 from scaling.analysis.decompose.light import grids_of
-from scaling.analysis.decompose.quantities import DURATIONS, PHASES, Cycle, TrialRecords
+from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, Cycle, TrialRecords
 from scaling.analysis.decompose.stragglers import STEP, Late, late_ranks, latest
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, student
 from scaling.records.frames import ITS_PART, Frame, few_rounds
 from scaling.settings.schedule import PLAIN, PROBE
 
-OWN_PHASES = PHASES[:-1]
-"""What a rank does by itself; `exposed` is left out, since that is waiting for others."""
 _OWN = [duration for duration in DURATIONS if duration.meta.output_name() in OWN_PHASES]
 XX, MEAN, MOST, COUNT = "tokens.xx", "tokens.mean", "tokens.most", "tokens.count"
 PLACE = ["launch", "round"]
@@ -327,8 +325,7 @@ def _fullest(records: TrialRecords, tokens: TokenRows, rounds: Rounds) -> tuple[
     means = _of_ranks(tokens)
     rank = max(sorted(means), key=lambda rank: means[rank])
     mine = tokens.by_rank.filter(pl.col("rank") == rank)
-    per_round = records.per_round({(a, b): v for a, b, _, v in mine.iter_rows()})
-    extra = rounds.extend({"own": per_round}).measure(lambda m: m["own"] - m[MEAN])
+    extra = rounds.extend({"own": records.column(mine, "tokens")}).measure(lambda m: m["own"] - m[MEAN])
     if extra is None or not extra.surely_above(VARIES * float(np.mean(list(means.values())))):
         return None, None
     return rank, extra

@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from scaling.analysis.decompose.quantities import ELSEWHERE, Key, TrialRecords
+from scaling.analysis.decompose.quantities import ELSEWHERE, WAIT, Key, TrialRecords
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_order
 from scaling.settings.schedule import PROBE
@@ -36,9 +36,7 @@ _VALUES = {
     "end": pl.col("buffer_end_ns"),
 }
 """A step, what it waits behind backward, for buffers and elsewhere; and its last broadcast."""
-_COMPUTED = pl.col("backward_ns") - (
-    pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns")
-)
+_COMPUTED = pl.col("backward_ns") - WAIT
 """Backward without its waits."""
 _STEPPED = pl.col("optimizer_ns") - pl.col("optimizer_wait_ns")
 

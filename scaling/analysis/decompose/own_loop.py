@@ -21,7 +21,7 @@ from scaling.analysis.quality.launches import of_launches
 from scaling.analysis.results import Point, Verdict
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.format import generation
-from scaling.records.frames import in_memory, joined
+from scaling.records.frames import in_memory
 from scaling.records.tables import PUBLISHED, Tables
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ONE, PLAIN, PROBE
@@ -65,9 +65,9 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     every = {launch: 2 ** generation(slot) for launch, slot in last.iter_rows()}
     spacing = pl.col("launch").replace_strict(every, return_dtype=pl.Int64) if every else pl.lit(1)
     kept = together.filter((pl.col("round") < 0) | (pl.col("round") % spacing == 0)).select(keys).unique()
-    ragged = joined(tables.steps, together.select(keys).unique(), keys, present=False)
+    ragged = tables.steps.lazy().join(together.select(keys).lazy(), on=keys, how="anti")
     return tables.having(
-        {name: joined(getattr(tables, name), kept, keys, present=True) for name in PUBLISHED},
+        {name: getattr(tables, name).lazy().join(kept.lazy(), on=keys, how="semi") for name in PUBLISHED},
         dropped_samples=tables.dropped_samples + in_memory(ragged.select(pl.len())).item(),
     )
 

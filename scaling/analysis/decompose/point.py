@@ -13,7 +13,7 @@ from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
 from scaling.analysis.decompose.pauses import Interruptions
-from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
+from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
 from scaling.analysis.decompose.unit_stamps import simulated
@@ -235,8 +235,7 @@ def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
     sent = sum(records.bucket_bytes)
     if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
         return {}
-    light = records.by_rank(PROBE, detailed=False)
-    both = {name: np.stack([_filled(row) for row in light[name].T]) for name in ("forward", "compute")}
+    both = _phases(records, "forward", "compute")
     periods: dict[tuple[int, int], float] = {}
     for i, key in enumerate(records.keys()):
         alone, transfer = records.solo.get(key), records.replay.get(key)
@@ -259,8 +258,7 @@ def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
 
 def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
     """Closure of a sharded step in each round, from its units' turns over one rank."""
-    light = records.by_rank(PROBE, detailed=False)
-    both = {name: np.stack([_filled(row) for row in light[name].T]) for name in ("forward", "compute")}
+    both = _phases(records, "forward", "compute")
     periods = {}
     for i, key in enumerate(records.keys()):
         program, alone = records.programs.get(key), records.turns.get(key)
@@ -278,18 +276,20 @@ def _closure_at_pace(records: TrialRecords) -> dict[tuple[int, int], float]:
 
     So own times are the detailed block's, at the light probe's pace.
     """
-    paces = [records.by_rank(PROBE, detailed=detailed) for detailed in (False, True)]
-    phases = [name for name in PHASES if name != "exposed"]
-    light, detailed = (
-        np.sum([np.stack([_filled(row) for row in pace[name].T]) for name in phases], axis=0)
-        for pace in paces
-    )
+    paces = (_phases(records, *OWN_PHASES, detailed=detailed) for detailed in (False, True))
+    light, detailed = (np.sum(list(pace.values()), axis=0) for pace in paces)
     periods = {}
     for i, key in enumerate(records.keys()):
         program, transfer = records.programs.get(key), records.replay.get(key)
         if program is not None and transfer is not None and len(transfer) == len(records.sent):
             periods[key] = program.at_pace(light[:, i] / detailed[:, i], transfer)
     return periods
+
+
+def _phases(records: TrialRecords, *names: str, detailed: bool = False) -> dict[str, Floats]:
+    """R x rounds of each phase in probe blocks."""
+    every = records.by_rank(PROBE, detailed=detailed)
+    return {name: np.stack([_filled(row) for row in every[name].T]) for name in names}
 
 
 def _filled(values: Floats) -> Floats:

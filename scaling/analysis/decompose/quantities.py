@@ -65,23 +65,26 @@ Key = tuple[int, int]
 """(launch, round)"""
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 """Each without its waits for communication, which are `exposed`; `compute` is backward's."""
+OWN_PHASES = PHASES[:-1]
+"""What a rank does by itself."""
 EARLIER = "earlier_wait"
 """Part of `exposed` that earlier micro-steps of accumulation waited; 0 where they do not reduce."""
 
-_WAIT = (
+WAIT = (
     pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns")
 )
+"""Waits behind and within backward."""
 _BUFFERS = pl.col("buffer_wait_ns") + pl.col("forward_wait_ns")
 ELSEWHERE = pl.col("input_wait_ns") + pl.col("optimizer_wait_ns") + pl.col("host_wait_ns")
 """Waits outside of forward and backward, which a loop of one's own may have."""
-WAITS = _WAIT + _BUFFERS + ELSEWHERE
+WAITS = WAIT + _BUFFERS + ELSEWHERE
 """All that a step waits for communication, by its own stamps."""
 
 DURATIONS = [
     (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
     (pl.col("input_ns") - pl.col("input_wait_ns")).alias("input"),
     (pl.col("forward_ns") - _BUFFERS).alias("forward"),
-    (pl.col("backward_ns") - _WAIT).alias("compute"),
+    (pl.col("backward_ns") - WAIT).alias("compute"),
     (pl.col("optimizer_ns") - pl.col("optimizer_wait_ns")).alias("optimizer"),
     (
         pl.col("end_ns")
@@ -271,6 +274,11 @@ class TrialRecords:
             total[cycle.key] = total.get(cycle.key, 0.0) + value(cycle)
         return self.per_round(total)
 
+    def column(self, rows: pl.DataFrame, name: str) -> Floats:
+        """A column of rows (launch, round, ...), one a round at most, aligned to the rounds."""
+        keys = rows.select("launch", "round").iter_rows()
+        return self.per_round(dict(zip(keys, rows[name], strict=True)))
+
     def per_round(self, values: dict[tuple[int, int], float]) -> Floats:
         """Align scalars to the rounds; NaN where a round has none."""
         return np.array([values.get(key, np.nan) for key in self.keys()], dtype=float)
@@ -312,7 +320,7 @@ class TrialRecords:
     def device(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
         """Mean over ranks of a telemetry value during some arms."""
         over = self._shown(name, arms, ranks).group_by("launch", "round").agg(pl.col(name).mean())
-        return self.per_round({(a, b): v for a, b, v in over.iter_rows()})
+        return self.column(over, name)
 
     def boards(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
         """Sum over the ranks' devices, a shared device counted once; only rounds with values of all ranks."""
@@ -321,7 +329,7 @@ class TrialRecords:
         shown = self._shown(name, arms, ranks)
         each = shown.group_by(*place, device).agg(pl.col(name).mean(), ranks=pl.len())
         over = each.group_by(place).agg(pl.col(name, "ranks").sum()).filter(pl.col("ranks") == len(ranks))
-        return self.per_round({(a, b): v for a, b, v, _ in over.iter_rows()})
+        return self.column(over, name)
 
     def clock_drop(self, before: Collection[str], after: Collection[str], ranks: set[int]) -> Floats:
         """1 - f / f_before of the SM clock between arms of a round, mean over the ranks with both values."""
@@ -331,7 +339,7 @@ class TrialRecords:
         drop = both.group_by("launch", "round").agg(
             value=(1 - pl.col("sm_mhz_after") / pl.col("sm_mhz")).mean()
         )
-        return self.per_round({(a, b): v for a, b, v in drop.iter_rows()})
+        return self.column(drop, "value")
 
     def _shown(self, name: str, arms: Collection[str], ranks: set[int]) -> pl.DataFrame:
         """(launch, round, rank, name, device): means over a round's blocks."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.decompose.light import lead
-from scaling.analysis.decompose.quantities import PHASES, Key, TrialRecords
+from scaling.analysis.decompose.quantities import OWN_PHASES, Key, TrialRecords
 from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.results import Measured, Straggler
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, level_of_each, student
@@ -229,7 +229,7 @@ def describe(
         records.arm("probe", detailed=detailed, ranks=ranks) for ranks in ({late.ranks[0]}, typical)
     )
     excess: dict[str, float] = {}
-    for phase in PHASES[:-1]:  # `exposed` is left out: the others wait, not the late rank
+    for phase in OWN_PHASES:  # not `exposed`: the others wait, not the late rank
         difference = mine[phase] - others[phase]
         excess[phase] = float(np.nanmean(difference)) - (explained_ns or {}).get(phase, 0.0)
     phase = max(excess, key=lambda name: excess[name])

@@ -18,7 +18,7 @@ from scaling.analysis.decompose.backend_model import channels, served
 from scaling.analysis.decompose.detailed import BlockStamps, detailed_blocks, merge
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.decompose.unit_stamps import has_units, typical_step, unit_blocks
+from scaling.analysis.decompose.unit_stamps import has_units, spans_of, typical_step, unit_blocks
 from scaling.analysis.quality import contention
 from scaling.analysis.quality.launches import before_ns
 from scaling.analysis.results import Drawn, Span, StepHistory, Timeline
@@ -124,24 +124,9 @@ def _spans(stamps: BlockStamps, step: int, ranks: Sequence[int]) -> tuple[Span, 
     merged = merge(stamps)
     busy = _union(list(zip(merged.begun[step], merged.finished[step], strict=True)))
     broadcasts = (stamps.buffer_begin, merged.buffer_skew, stamps.buffer_end)
-    spans: list[Span] = []
+    drawn_spans: list[Span] = []
     for rank in ranks:
-
-        def add(
-            lane: str, name: str, low: float, high: float, size: int | None = None, rank: int = rank
-        ) -> None:
-            if high > low:
-                spans.append(
-                    Span(
-                        rank=rank,
-                        lane=lane,
-                        name=name,
-                        begin_ms=round((low - origin) / 1e6, 4),
-                        end_ms=round((high - origin) / 1e6, 4),
-                        bytes=size,
-                    )
-                )
-
+        spans, add = spans_of(rank, origin)
         begin = stamps.begin[step, rank]
         forward = begin + stamps.input[step, rank]
         backward = stamps.sync_end[step, rank] - stamps.backward[step, rank]
@@ -169,7 +154,8 @@ def _spans(stamps: BlockStamps, step: int, ranks: Sequence[int]) -> tuple[Span, 
         add("compute", "host", optimizer_end, stamps.end[step, rank])
         for k, size in enumerate(stamps.bytes):
             add("link", f"bucket {k}", stamps.launch[step, rank, k], stamps.done[step, rank, k], int(size))
-    return tuple(spans)
+        drawn_spans += spans
+    return tuple(drawn_spans)
 
 
 def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ A typical step of a sharded module as spans: phases with the waits in them, and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -311,18 +311,24 @@ def typical_step(blocks: Sequence[UnitStamps], ranks: Sequence[int]) -> tuple[Sp
     return tuple(s for rank in ranks for s in _of_rank(blocks[block], step, rank))
 
 
+def spans_of(rank: int, origin_ns: float) -> tuple[list[Span], Callable[..., None]]:
+    """The spans of a rank, and what adds one: (lane, name, begin ns, end ns, bytes), unless it is empty."""
+    spans: list[Span] = []
+
+    def add(lane: str, name: str, low: float, high: float, size: int | None = None) -> None:
+        if high > low:
+            begin, end = (round((value - origin_ns) / 1e6, 4) for value in (low, high))
+            spans.append(Span(rank=rank, lane=lane, name=name, begin_ms=begin, end_ms=end, bytes=size))
+
+    return spans, add
+
+
 def _of_rank(stamps: UnitStamps, step: int, rank: int) -> list[Span]:
     origin = stamps.steps["begin_ns"][step].min()
     at = {name: values[step, rank] for name, values in stamps.steps.items()}
     forward, backward = at["begin_ns"] + at["input_ns"], at["sync_end_ns"] - at["backward_ns"]
     optimized = at["sync_end_ns"] + at["optimizer_ns"]
-    spans: list[Span] = []
-
-    def add(lane: str, name: str, low: float, high: float, size: int | None = None) -> None:
-        if high > low:
-            begin, end = (round((value - origin) / 1e6, 4) for value in (low, high))
-            spans.append(Span(rank=rank, lane=lane, name=name, begin_ms=begin, end_ms=end, bytes=size))
-
+    spans, add = spans_of(rank, origin)
     add("compute", "input", at["begin_ns"], forward)
     moved, skew = (values[step, rank] for values in exposed(stamps))
     waits = sorted(

@@ -103,8 +103,8 @@ def machine(evidence: Evidence, identity: str) -> parity.ParityFile | None:
     records = {c.rank: c for c in whole if any(r.precision == "fp32" for r in c.parity)}
     if not records:
         return None
-    usual = parity.groups_of({r: c.parity for r, c in records.items()}, "fp32")
-    check = records[usual[0][0]]
+    usual, _ = parity.groups_of({r: c.parity for r, c in records.items()}, "fp32")[0]
+    check = records[usual[0]]
     return parity.ParityFile(
         schema=parity.FILE_SCHEMA,
         model=identity,

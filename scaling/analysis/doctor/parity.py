@@ -103,14 +103,10 @@ def table(
     rows = []
     for precision in _precisions(records):
         groups = groups_of(records, precision)
-        first = _record(records[groups[0][0]], precision)
-        assert first is not None
-        for ranks in groups:
-            record = _record(records[ranks[0]], precision)
-            assert record is not None
-            reference = None if ranks == groups[0] else first
+        first = groups[0][1]
+        for ranks, record in groups:
             speed = _record(records[ranks[0]], _SPEED)
-            rows.append(_row(record, device_of[ranks[0]], ranks, reference, speed))
+            rows.append(_row(record, device_of[ranks[0]], ranks, None if record is first else first, speed))
         theirs = _record(other.parity, precision) if other else None
         if other and theirs:
             rows.append(
@@ -119,15 +115,17 @@ def table(
     return tuple(rows)
 
 
-def groups_of(records: Mapping[int, Sequence[PrecisionRecord]], precision: str) -> list[list[int]]:
-    """Ranks by equal bits in one precision, the largest group first."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+def groups_of(
+    records: Mapping[int, Sequence[PrecisionRecord]], precision: str
+) -> list[tuple[list[int], PrecisionRecord]]:
+    """Ranks by equal bits in one precision with the first one's record, the largest group first."""
+    groups: dict[tuple[str, ...], tuple[list[int], PrecisionRecord]] = {}
     for rank, its in sorted(records.items()):
         record = _record(its, precision)
         if record is not None:
             bits = (*(la.digest for la in record.layers), *(s.digest for s in record.steps))
-            groups.setdefault(bits, []).append(rank)
-    return sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+            groups.setdefault(bits, ([], record))[0].append(rank)
+    return sorted(groups.values(), key=lambda group: (-len(group[0]), group[0]))
 
 
 def problems(
@@ -139,18 +137,14 @@ def problems(
 ) -> Iterator[Problem]:
     """Ranks that differ from their peers, layers that are wrong everywhere, steps that do not repeat, overflow."""
     for precision in _precisions(records):
-        groups = groups_of(records, precision)
-        usual = _record(records[groups[0][0]], precision)
-        assert usual is not None
-        for ranks in groups[1:]:
-            record = _record(records[ranks[0]], precision)
-            assert record is not None
-            yield _parted(precision, record, usual, ranks, groups[0], distinct, device_of)
-        yield from _against_reference(precision, groups, records)
+        (peers, usual), *others = groups_of(records, precision)
+        for ranks, record in others:
+            yield _parted(precision, record, usual, ranks, peers, distinct, device_of)
+        yield from _against_reference(precision, [(peers, usual), *others])
         yield from _repeats(precision, records)
         theirs = _record(other.parity, precision) if other else None
         if other and theirs:
-            yield from _other_machine(precision, usual, theirs, other, facts[groups[0][0]])
+            yield from _other_machine(precision, usual, theirs, other, facts[peers[0]])
 
 
 def left_out(checks: Iterable[RankCheck]) -> Iterator[Problem]:
@@ -195,11 +189,9 @@ def _parted(
 
 
 def _against_reference(
-    precision: str, groups: Sequence[Sequence[int]], records: Mapping[int, Sequence[PrecisionRecord]]
+    precision: str, groups: Sequence[tuple[Sequence[int], PrecisionRecord]]
 ) -> Iterator[Problem]:
-    for ranks in groups:
-        record = _record(records[ranks[0]], precision)
-        assert record is not None
+    for ranks, record in groups:
         rank = ranks[0] if len(groups) > 1 and len(ranks) == 1 else None
         broken = _not_finite(record)
         bad = next((la for la in record.layers if la.error and la.error > ALLOWED * EPSILON[precision]), None)

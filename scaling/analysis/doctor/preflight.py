@@ -69,7 +69,7 @@ class Preflight:
 
 def problems(launch: Launch) -> tuple[str, ...]:
     """What differs between a launch's ranks and what is wrong with their devices, a line each with its remedy."""
-    listed, on = _differing(launch.facts), _by_host(launch)
+    listed, on = list(differences.problems(differences.differences(launch.facts))), _by_host(launch)
     for host in launch.hosts():
         listed += _of_devices(host, _devices(host, on))
     return _lines(listed)
@@ -84,9 +84,9 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
     pressed: dict[str, Mapping[str, float]] = {}
     for launch in launches:
         facts, on = launch.facts, _by_host(launch)
-        first = launch.environment(0)
+        first = launch.first
         host_of_first = 0 if first is None or first.host is None else first.host
-        listed = _differing(facts)
+        listed = list(differences.problems(differences.differences(facts)))
         shares: dict[str, list[float]] = {}
         for host in launch.hosts():
             used = _devices(host, on)
@@ -110,10 +110,6 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
             if all_
         ),
     )
-
-
-def _differing(facts: Facts) -> list[Problem]:
-    return list(differences.problems(differences.differences(facts)))
 
 
 def _of_devices(host: HostRecord, used: Mapping[int, int]) -> list[Problem]:

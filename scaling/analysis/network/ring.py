@@ -56,10 +56,10 @@ class Hops:
     alpha: PerHop
     beta_ns: Floats
 
-    def estimate(self) -> Hops:
-        """The estimates alone, without resampled values."""
-        alpha = replace(self.alpha, values=self.alpha.values[:1])
-        return replace(self, alpha=alpha, beta_ns=self.beta_ns[:1])
+    def part(self, stretch: slice) -> Hops:
+        """A stretch of the S; slice(1): the estimates alone."""
+        alpha = replace(self.alpha, values=self.alpha.values[stretch])
+        return replace(self, alpha=alpha, beta_ns=self.beta_ns[stretch])
 
 
 def ring_times(

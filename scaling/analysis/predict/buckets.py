@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.quantities import PHASES, TrialRecords
+from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
@@ -85,19 +85,12 @@ def pieces(buckets: Buckets) -> Gradients:
     return Gradients(sizes=tuple(sizes), ready=np.stack(ready, axis=-1), exact=False)
 
 
-OWN_PHASES = PHASES[:-1]
-"""Phases that a rank spends by itself; `exposed` depends on the others."""
-
-
 def per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
     """`parameter.<i>`: ready since the step's begin, mean over ranks."""
     of_rounds = _parameters(tables, records.trial).group_by("launch", "round", "index")
     mean = in_memory(of_rounds.agg(pl.col("ready_ns").mean()))
-    ready_at = {}
-    for (index,), part in mean.partition_by("index", as_dict=True).items():
-        keys = zip(part["launch"], part["round"], strict=True)
-        ready_at[f"parameter.{index}"] = records.per_round(dict(zip(keys, part["ready_ns"], strict=True)))
-    return ready_at
+    parts = mean.partition_by("index", as_dict=True).items()
+    return {f"parameter.{index}": records.column(part, "ready_ns") for (index,), part in parts}
 
 
 def _parameters(tables: Tables, trial: Trial) -> Frame:

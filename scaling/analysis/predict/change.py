@@ -8,9 +8,8 @@ of take a thirtieth of it, so only these are kept (`ByRank`), and the means are 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +22,9 @@ from scaling.analysis.statistics.rounds import Floats, UnknownQuantityError
 
 SLICE_VALUES = 1 << 18
 """Numbers in an array over resampled rounds, ranks and buckets: 2 MiB, which a core's cache holds."""
+
+
+Phases = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class ByRank:
                 raise UnknownQuantityError(phase)
         return cls(values, weights)
 
-    def part(self, stretch: slice) -> dict[str, Floats]:
+    def means(self, stretch: slice = slice(None)) -> Phases:
         """By phase, S' x R: a stretch of the S."""
         weights = self.weights[stretch]
         return {phase: _weighted_means(weights, values) for phase, values in self.values.items()}
@@ -52,7 +54,7 @@ class ByRank:
         width = next(iter(self.values.values())).shape[1]
         parts: dict[str, list[Floats]] = {phase: [] for phase in self.values}
         for stretch in stretches(len(self.weights), width):
-            for phase, values in self.part(stretch).items():
+            for phase, values in self.means(stretch).items():
                 parts[phase].append(values.mean(axis=1))
         return {phase: np.concatenate(means) for phase, means in parts.items()}
 
@@ -80,27 +82,8 @@ def _weighted_means(weights: Floats, values: Floats) -> Floats:
     return some
 
 
-Phases = Mapping[str, Floats]
 LATENCY = 1.3
 """A measured latency holds for another link or world size within this factor (95 %)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
-    """A Source's arrays for some of the S; `solo` and `probe` are S' x R, the others S'."""
-
-    peers: list[int]
-    """Ranks that are not late."""
-    plain: Floats
-    whole: Phases
-    alone: Phases
-    beside: Phases
-    solo: Phases
-    probe: Phases
-
-    def typical(self, of_ranks: Phases) -> Phases:
-        """S: the mean of the ranks that are not late."""
-        return {phase: values[:, self.peers].mean(axis=1) for phase, values in of_ranks.items()}
 
 
 class Linked(Protocol):
@@ -169,61 +152,33 @@ class Source:
         part, whole = (float(arm["forward"][0] + arm["compute"][0]) for arm in (self.alone, self.whole))
         return part / whole
 
-    def by_stretch(
-        self, width: int, evaluate: Callable[[Pieces, slice], dict[str, Floats]]
-    ) -> dict[str, Floats]:
-        """Evaluate all S, a stretch of them at a time, in arrays S x `width`: of ranks and their buckets.
+    def part(self, stretch: slice) -> Source:
+        """A stretch of the S."""
 
-        `evaluate`: gets a stretch's pieces, and where it lies.
-        """
-        parts = []
-        for outer in stretches(len(self.plain), self.world_size):
-            pieces = _pieces(self, outer, self.solo.part(outer), self.probe.part(outer))
-            for inner in stretches(len(pieces.plain), width):
-                part = _pieces(pieces, inner, _sliced(inner, pieces.solo), _sliced(inner, pieces.probe))
-                begin = outer.start + inner.start
-                parts.append(evaluate(part, slice(begin, begin + len(part.plain))))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        def sliced(phases: Phases) -> Phases:
+            return {name: values[stretch] for name, values in phases.items()}
 
-    def estimate(self) -> Source:
-        """The source without its resampled values."""
-        first = partial(_sliced, slice(1))
-
-        def alone(ranks: ByRank) -> ByRank:
-            return dataclasses.replace(ranks, weights=ranks.weights[:1])
+        def ranks(phases: ByRank) -> ByRank:
+            return dataclasses.replace(phases, weights=phases.weights[stretch])
 
         return dataclasses.replace(
             self,
-            plain=self.plain[:1],
-            whole=first(self.whole),
-            alone=first(self.alone),
-            beside=first(self.beside),
-            solo=alone(self.solo),
-            probe=alone(self.probe),
-            buckets=dataclasses.replace(self.buckets, ready=self.buckets.ready[:1]),
-            gradients=dataclasses.replace(self.gradients, ready=self.gradients.ready[:1]),
-            link=self.link.estimate(),
-            curve=dataclasses.replace(self.curve, times=self.curve.times[:1]),
-            jitter=self.jitter[:1],
+            plain=self.plain[stretch],
+            whole=sliced(self.whole),
+            alone=sliced(self.alone),
+            beside=sliced(self.beside),
+            solo=ranks(self.solo),
+            probe=ranks(self.probe),
+            buckets=dataclasses.replace(self.buckets, ready=self.buckets.ready[stretch]),
+            gradients=dataclasses.replace(self.gradients, ready=self.gradients.ready[stretch]),
+            link=self.link.part(stretch),
+            curve=dataclasses.replace(self.curve, times=self.curve.times[stretch]),
+            jitter=self.jitter[stretch],
         )
 
-
-def _pieces(source: Source | Pieces, stretch: slice, solo: Phases, probe: Phases) -> Pieces:
-    """A stretch of the S; `solo` and `probe` are of that stretch already."""
-    return Pieces(
-        peers=source.peers,
-        plain=source.plain[stretch],
-        whole=_sliced(stretch, source.whole),
-        alone=_sliced(stretch, source.alone),
-        beside=_sliced(stretch, source.beside),
-        solo=solo,
-        probe=probe,
-    )
-
-
-def _sliced(stretch: slice, phases: Phases) -> Phases:
-    """A stretch of the S."""
-    return {name: values[stretch] for name, values in phases.items()}
+    def estimate(self) -> Source:
+        """The source without its resampled values."""
+        return self.part(slice(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,11 +49,6 @@ def predict(
     return predicted
 
 
-def leans(source: Source, change: Change, *, other_launch: bool) -> tuple[Lean, ...]:
-    """The assumptions that this change relies on, each varied by itself."""
-    return tuple(lean for _, lean in named_leans(source, change, other_launch=other_launch))
-
-
 def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[tuple[str, Lean]]:
     """What the prediction leans on, each with its name in `assumptions`."""
     moved = change.world_size not in (None, source.world_size)
@@ -86,7 +81,8 @@ def _moves(source: Source, change: Change, *, other_launch: bool) -> list[dict[s
     """By how much each varied assumption changes each number."""
     middle = source.estimate()
     upright = outcome(middle, change)
-    turned = [outcome(middle, change, lean) for lean in leans(source, change, other_launch=other_launch)]
+    leans = named_leans(source, change, other_launch=other_launch)
+    turned = [outcome(middle, change, lean) for _, lean in leans]
     return [{name: float(other[name][0] - upright[name][0]) for name in upright} for other in turned]
 
 

@@ -12,13 +12,13 @@ import polars as pl
 
 from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.point import arms
-from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
+from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, TrialRecords
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.curve import Points
 from scaling.analysis.network.ring import Hops, PerHop
-from scaling.analysis.predict.buckets import OWN_PHASES, per_bucket, per_parameter, ready
+from scaling.analysis.predict.buckets import per_bucket, per_parameter, ready
 from scaling.analysis.predict.change import ByRank, Source
 from scaling.analysis.predict.fabrics import inside_fabric
 from scaling.analysis.results import Analysis
@@ -129,10 +129,8 @@ def _values(run: RunRecords, tables: Tables, records: TrialRecords) -> dict[str,
     values["jitter"] = records.of_own_times(_jitter)
     values |= per_parameter(tables, records) | per_bucket(records)
     times = curve.sweep_times(tables.fabric, n)
-    for (size,), part in times.partition_by("bytes", as_dict=True).items():
-        keys = zip(part["launch"], part["round"], strict=True)
-        values[str(size)] = records.per_round(dict(zip(keys, part["time_ns"], strict=True)))
-    return values
+    parts = times.partition_by("bytes", as_dict=True).items()
+    return values | {str(size): records.column(part, "time_ns") for (size,), part in parts}
 
 
 def measured_link(means: Means, plan: Plan, n: int, swept: Sequence[int], replayed: Sequence[int]) -> Hops:
@@ -210,9 +208,7 @@ def _halved(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
         return {}
     by_round = pairs.group_by("launch", "round").agg(pl.col("own", "own_whole").mean())
     return {
-        name: records.per_round(
-            {(a, b): v for a, b, v in by_round.select("launch", "round", column).iter_rows()}
-        )
+        name: records.column(by_round, column)
         for name, column in zip(HALVED, ("own", "own_whole"), strict=True)
     }
 

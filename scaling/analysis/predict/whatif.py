@@ -21,7 +21,7 @@ from scaling.analysis.network.channel import ONE
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.network.ring import ring_times
 from scaling.analysis.predict.buckets import bucketed
-from scaling.analysis.predict.change import NO_CHANGE, UNVARIED, Change, Lean, Phases, Pieces, Source
+from scaling.analysis.predict.change import NO_CHANGE, UNVARIED, Change, Lean, Phases, Source, stretches
 from scaling.analysis.statistics.rounds import Floats, latest
 
 OWN_WORK = ("forward", "compute", "optimizer")
@@ -34,31 +34,32 @@ PEERS = -1
 def outcome(source: Source, change: Change, lean: Lean = UNVARIED) -> dict[str, Floats]:
     """`step` (ns), `efficiency`, `gain` (samples/s a rank over the measured) and each loss by cause, S each."""
     if (change.world_size or source.world_size) == 1:
-        return source.by_stretch(source.world_size, lambda part, _: _alone(source, part, change, lean))
-    was, target = _target(source, NO_CHANGE, UNVARIED), _target(source, change, lean)
-    return source.by_stretch(
-        max(was.world_size * was.ready.shape[1], target.world_size * target.ready.shape[1]),
-        lambda part, at: _together(source, part, was.part(at), target.part(at), change, lean),
-    )
+        every = stretches(len(source.plain), source.world_size)
+        parts = [_alone(source.part(at), change, lean) for at in every]
+    else:
+        was, target = _target(source, NO_CHANGE, UNVARIED), _target(source, change, lean)
+        every = stretches(
+            len(source.plain), max(each.world_size * each.ready.shape[1] for each in (was, target))
+        )
+        parts = [_together(source.part(at), was.part(at), target.part(at), change, lean) for at in every]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _together(
-    source: Source, part: Pieces, was: _Target, target: _Target, change: Change, lean: Lean
-) -> dict[str, Floats]:
+def _together(part: Source, was: _Target, target: _Target, change: Change, lean: Lean) -> dict[str, Floats]:
     """`outcome` above world size 1, for a stretch of the S."""
-    as_measured = _run(part, was)
+    own = part.peers, part.solo.means(), part.probe.means()
+    as_measured = _run(own, was)
     overlap_scales = (
-        source.kernels != lean.overlap_rule_swapped
+        part.kernels != lean.overlap_rule_swapped
     )  # NCCL's slowdown of compute does, Gloo's is constant
-    as_changed = _run(part, target, as_measured.hidden if overlap_scales else None)
+    as_changed = _run(own, target, as_measured.hidden if overlap_scales else None)
     over_simulated = part.plain / as_measured.period if lean.residual_follows else np.ones_like(part.plain)
     step = as_changed.period * over_simulated
     step = step if lean.residual_follows else step + (part.plain - as_measured.period)
-    factor, ranks_sharing_batch = target.factor, target.world_size if source.shared else 1
+    factor, ranks_sharing_batch = target.factor, target.world_size if part.shared else 1
     whole = sum((part.whole[p] * target.whole_factor[p] for p in part.whole), np.zeros(1))
     alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
-    solo = part.typical(part.solo)
-    probe = part.typical(part.probe)
+    solo, probe = (_typical(part.peers, phases) for phases in own[1:])
 
     def grown(later: Phases, earlier: Phases, *phases: str) -> Floats:
         return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
@@ -75,20 +76,25 @@ def _together(
         "input": grown(probe, part.alone, "input"),
         "host": grown(probe, part.alone, "host"),
     }
-    if source.shared:
+    if part.shared:
         costs["small_batch"] = alone - whole / ranks_sharing_batch
     efficiency = whole / (ranks_sharing_batch * step)
     loss = {name: cost / step for name, cost in costs.items()}
     loss["unexplained"] = 1 - efficiency - sum(loss.values(), np.zeros(1))
-    samples = _samples(source, change)
+    samples = _samples(part, change)
     return {"step": step, "efficiency": efficiency, "gain": samples * part.plain / step, **loss}
 
 
-def _alone(source: Source, part: Pieces, change: Change, lean: Lean) -> dict[str, Floats]:
+def _typical(peers: list[int], of_ranks: Phases) -> Phases:
+    """S: the mean of the ranks that are not late."""
+    return {phase: values[:, peers].mean(axis=1) for phase, values in of_ranks.items()}
+
+
+def _alone(part: Source, change: Change, lean: Lean) -> dict[str, Floats]:
     """`outcome` at world size 1, for a stretch of the S: no neighbours, no link, only DDP's own cost."""
-    samples = _samples(source, change)
-    factor = _factors(source, change, lean, samples)
-    solo = part.typical(part.solo)
+    samples = _samples(part, change)
+    factor = _factors(part, change, lean, samples)
+    solo = _typical(part.peers, part.solo.means())
     alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
     overhead = sum(((solo[p] - part.beside[p]) * factor[p] for p in OWN_WORK), np.zeros(1))
     step = alone + overhead
@@ -213,16 +219,20 @@ class _Ran:
     """The slowdown of compute by communication, relative to that in the source."""
 
 
-def _run(part: Pieces, target: _Target, hidden_before: Floats | None = None) -> _Ran:
-    slowdown = np.ones_like(part.plain)
-    replay, earlier_exposed = _replay(part, target, slowdown)
+_Own = tuple[list[int], Phases, Phases]
+"""The ranks that are not late; the phases of ddp_solo and of the probe, S x R."""
+
+
+def _run(own: _Own, target: _Target, hidden_before: Floats | None = None) -> _Ran:
+    slowdown = np.ones_like(target.waits)
+    replay, earlier_exposed = _replay(own, target, slowdown)
     typical = np.array(target.typical)
     _, exposed = replay.at_mean_of(typical)
     hidden = target.transfer.sum(axis=1) - exposed
     if hidden_before is not None:
         slowdown = np.clip(hidden / np.maximum(hidden_before, 1.0), 0.0, OVERLAP_MAX)
         slowdown = np.where(hidden_before > 1.0, slowdown, 1.0)
-        replay, earlier_exposed = _replay(part, target, slowdown)
+        replay, earlier_exposed = _replay(own, target, slowdown)
         _, exposed = replay.at_mean_of(typical)
     period = replay.period()
     late = np.flatnonzero(~typical)
@@ -235,27 +245,28 @@ def _run(part: Pieces, target: _Target, hidden_before: Floats | None = None) -> 
     )
 
 
-def _replay(part: Pieces, target: _Target, slowdown: Floats) -> tuple[Replay, Floats]:
+def _replay(own: _Own, target: _Target, slowdown: Floats) -> tuple[Replay, Floats]:
     """The steps, and exposed transfer of their earlier micro-steps, S."""
+    peers, solo, probe = own
 
     def of_ranks(phases: Phases, phase: str) -> Floats:
         values = phases[phase]
         if target.ranks == range(values.shape[1]):
             return values * target.factor[phase]
-        every = np.concatenate([values, values[:, part.peers].mean(axis=1, keepdims=True)], axis=1)
+        every = np.concatenate([values, values[:, peers].mean(axis=1, keepdims=True)], axis=1)
         stretched: Floats = every[:, list(target.ranks)] * target.factor[phase]
         return stretched
 
     def slowed(phase: str) -> Floats:
-        quick = of_ranks(part.solo, phase)
-        slowed_ns: Floats = quick + (of_ranks(part.probe, phase) - quick) * slowdown[:, None]
+        quick = of_ranks(solo, phase)
+        slowed_ns: Floats = quick + (of_ranks(probe, phase) - quick) * slowdown[:, None]
         return slowed_ns
 
     backward = slowed("compute") / target.micro_steps
     earlier = target.ready * backward.mean(axis=1, keepdims=True)
     exposed = np.maximum(ONE.last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
     exposed = exposed * (target.reductions - 1)
-    tail = of_ranks(part.probe, "optimizer") + of_ranks(part.probe, "host") + of_ranks(part.probe, "input")
+    tail = of_ranks(probe, "optimizer") + of_ranks(probe, "host") + of_ranks(probe, "input")
     before = (
         tail + slowed("forward") + backward * (target.micro_steps - 1) + (target.waits + exposed)[:, None]
     )

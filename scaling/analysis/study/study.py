@@ -256,11 +256,6 @@ def make_study(folders: Sequence[RunFolder], first: Sequence[str] = ()) -> tuple
     InputError where they are no study; ScalingError where a run measured nothing.
     """
     plans = [read_plan(folder) for folder in folders]
-    alien = next((f for f, plan in zip(folders, plans, strict=True) if not plan.kind.followed), None)
-    if alien is not None:
-        raise InputError(
-            f"{alien.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"
-        )
     same: dict[int, list[RunFolder]] = {}
     for folder, plan in zip(folders, plans, strict=True):
         same.setdefault(plan.ranks, []).append(folder)
@@ -274,7 +269,7 @@ def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
     sizes, errors = [], []
     for run in runs_at(folder.path):
         try:
-            sizes.append(read_run(run))
+            sizes.append(read_runs([run]))
         except InputError:
             raise
         except ScalingError as error:
@@ -298,11 +293,6 @@ def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
     info = dataclasses.replace(analysis.run, topology=started.topology.name, id=started.id)
     ordered = tuple(sorted(trials, key=lambda t: t.world_size))
     return dataclasses.replace(analysis, run=info, trials=ordered), plan
-
-
-def read_run(folder: RunFolder) -> Size:
-    """What one run brings to a study, from its records; writes nothing."""
-    return read_runs([folder])
 
 
 def read_runs(folders: Sequence[RunFolder]) -> Size:

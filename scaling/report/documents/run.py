@@ -65,7 +65,9 @@ def certainty(quality: Quality) -> tuple[Line, ...]:
 def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
     """`crossed_in`: the title of the section whose figure marks contended steps, empty without one."""
     quality = analysis.quality
-    yield Section(title="quality", blocks=(_quality(quality),), on=TERMINAL)
+    yield Section(
+        title="quality", blocks=(lines(*findings.quality_lines(quality), look="warnings"),), on=TERMINAL
+    )
     measured = findings.measured_lines(quality)
     page = (
         lines(*map(text.sentence, quality.warnings), look="warnings"),
@@ -75,10 +77,6 @@ def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
     yield Section(title=HOW_SURE, blocks=page, on=PAGE)
     markdown = (lines(*measured, *fabric_lines(analysis.fabric)),)
     yield Section(title="how sure, and the fabric", blocks=markdown, on=MARKDOWN, folded_on=MARKDOWN)
-
-
-def _quality(quality: Quality) -> Lines:
-    return lines(*findings.quality_lines(quality), look="warnings")
 
 
 def _checks(analysis: Analysis) -> Iterator[str]:

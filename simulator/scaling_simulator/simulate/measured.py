@@ -258,7 +258,7 @@ def curves(asked: Topology, home: Topology, sources: Sequence[Linked], mesh: Mes
     fabric = _inside(asked, home, sources, n)
     if fabric is None:
         fabric = measured_fabric(asked, sources) if same else named_fabric(asked, home, sources[-1], n)
-    levels: list[Hops] = [level.estimate() for level in fabric.levels]
+    levels: list[Hops] = [level.part(slice(1)) for level in fabric.levels]
     whole = (tuple(range(n)),)
     ring = max(1.0, place(whole, asked).ring)  # what was measured is a ring over all ranks
     groups = {"*": whole, "default_pg": whole} | {f"mesh_{name}": sets for name, sets in mesh.axes().items()}

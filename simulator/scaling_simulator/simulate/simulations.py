@@ -60,7 +60,7 @@ class Measured(Machine):
         self._run, self._topology, self._own = run, asked.spec.topology, run.plan.spec.topology
         launches = reversed(list(Launches(run.folder, run.plan)))
         launch = next((launch for launch in launches if launch.kernels), None)
-        environment = None if launch is None else launch.environment(0)
+        environment = None if launch is None else launch.first
         self.inputs = measured.inputs(
             None if launch is None else launch.kernels,
             None if launch is None else launch.roofline,

@@ -30,8 +30,8 @@ def each(values):
 def test_they_are_those_of_a_quantity_for_each_rank(values, each):
     means, found = each.means(), ByRank.of({"input": values}, each.weights)
     wanted = np.stack([means[str(rank)] for rank in range(RANKS)], axis=1)
-    np.testing.assert_allclose(found.part(slice(None))["input"], wanted, rtol=1e-12)
-    np.testing.assert_allclose(found.part(slice(3, 9))["input"], wanted[3:9], rtol=1e-12)
+    np.testing.assert_allclose(found.means(slice(None))["input"], wanted, rtol=1e-12)
+    np.testing.assert_allclose(found.means(slice(3, 9))["input"], wanted[3:9], rtol=1e-12)
 
 
 @pytest.mark.parametrize("numbers", [1, 7 * RANKS, 10**9])
@@ -39,7 +39,7 @@ def test_their_mean_does_not_depend_on_the_stretches(values, each, monkeypatch, 
     monkeypatch.setattr(by_rank, "SLICE_VALUES", numbers)
     found = ByRank.of({"input": values}, each.weights)
     np.testing.assert_allclose(
-        found.mean()["input"], found.part(slice(None))["input"].mean(axis=1), rtol=1e-12
+        found.mean()["input"], found.means(slice(None))["input"].mean(axis=1), rtol=1e-12
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network.ring import Hops
 from scaling.analysis.predict.change import Change
-from scaling.analysis.predict.prediction import FIXED_SHARE, leans, predict
+from scaling.analysis.predict.prediction import FIXED_SHARE, named_leans, predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.results import Point
@@ -203,7 +203,9 @@ def test_rounds_without_half_of_the_batch_count_all_the_same(measure, truth):
         assert source.fixed_share is not None
         # Two ranks have half of the batch in two rounds only: then what it tells is known as badly as it ever is.
         assert (source.fixed_doubt is None) == (source.world_size == 2)
-        (fixed,) = (lean for lean in leans(source, Change(batch=8), other_launch=False) if lean.fixed_off)
+        (fixed,) = (
+            lean for _, lean in named_leans(source, Change(batch=8), other_launch=False) if lean.fixed_off
+        )
         assert fixed.fixed_off == (FIXED_SHARE if source.world_size == 2 else source.fixed_doubt)
         step, point = predict(source, Change())["step"], run.point(source.world_size)
         assert step.low is not None
