@@ -115,5 +115,5 @@ def _sound_shape(first: int, steps: int, stamps: int, calls: int, width: int) ->
     """Whether packed steps have a shape that is possible: see records.format.PackedRecord."""
     sound = width in COLLECTIVE_WIDTHS if calls else width == 0
     counts = first >= 0 and steps > 0 and calls >= 0 and first + steps <= INT_MAX
-    known = stamps == PLAIN_WIDTH or stamps in STEP_WIDTHS
-    return known and sound and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX
+    of_rows = stamps == PLAIN_WIDTH or stamps in STEP_WIDTHS
+    return of_rows and sound and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX

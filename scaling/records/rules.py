@@ -202,12 +202,12 @@ def _collective_rules(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Br
         },
     )
     seq, begun = pl.col("seq"), ("ready_ns", "launch_ns")
-    taken = (pl.when(pl.col(name) > 0).then(name).otherwise(INT_MAX) for name in begun)
+    stamped = (pl.when(pl.col(name) > 0).then(name).otherwise(INT_MAX) for name in begun)
     of_step = by_runs(
         rows,
         STEP,
         arm=pl.col("arm").first(),
-        first=pl.min_horizontal(taken).min(),
+        first=pl.min_horizontal(stamped).min(),
         last=pl.max_horizontal(*begun, "done_ns").max(),
         rows=pl.len(),
         different=seq.max() - seq.min() + 1,

@@ -47,19 +47,19 @@ def outcome(source: Source, change: Change, lean: Lean = UNVARIED) -> dict[str, 
 
 def _together(part: Source, was: _Target, target: _Target, change: Change, lean: Lean) -> dict[str, Floats]:
     """`outcome` above world size 1, for a stretch of the S."""
-    own = part.peers, part.solo.means(), part.probe.means()
-    as_measured = _run(own, was)
+    ranks = part.peers, part.solo.means(), part.probe.means()
+    as_measured = _run(ranks, was)
     overlap_scales = (
         part.kernels != lean.overlap_rule_swapped
     )  # NCCL's slowdown of compute does, Gloo's is constant
-    as_changed = _run(own, target, as_measured.hidden if overlap_scales else None)
+    as_changed = _run(ranks, target, as_measured.hidden if overlap_scales else None)
     over_simulated = part.plain / as_measured.period if lean.residual_follows else np.ones_like(part.plain)
     step = as_changed.period * over_simulated
     step = step if lean.residual_follows else step + (part.plain - as_measured.period)
     factor, ranks_sharing_batch = target.factor, target.world_size if part.shared else 1
     whole = sum((part.whole[p] * target.whole_factor[p] for p in part.whole), np.zeros(1))
     alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
-    solo, probe = (_typical(part.peers, phases) for phases in own[1:])
+    solo, probe = (_typical(part.peers, phases) for phases in ranks[1:])
 
     def grown(later: Phases, earlier: Phases, *phases: str) -> Floats:
         return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
@@ -223,16 +223,16 @@ _Own = tuple[list[int], Phases, Phases]
 """The ranks that are not late; the phases of ddp_solo and of the probe, S x R."""
 
 
-def _run(own: _Own, target: _Target, hidden_before: Floats | None = None) -> _Ran:
+def _run(ranks: _Own, target: _Target, hidden_before: Floats | None = None) -> _Ran:
     slowdown = np.ones_like(target.waits)
-    replay, earlier_exposed = _replay(own, target, slowdown)
+    replay, earlier_exposed = _replay(ranks, target, slowdown)
     typical = np.array(target.typical)
     _, exposed = replay.at_mean_of(typical)
     hidden = target.transfer.sum(axis=1) - exposed
     if hidden_before is not None:
         slowdown = np.clip(hidden / np.maximum(hidden_before, 1.0), 0.0, OVERLAP_MAX)
         slowdown = np.where(hidden_before > 1.0, slowdown, 1.0)
-        replay, earlier_exposed = _replay(own, target, slowdown)
+        replay, earlier_exposed = _replay(ranks, target, slowdown)
         _, exposed = replay.at_mean_of(typical)
     period = replay.period()
     late = np.flatnonzero(~typical)
@@ -245,9 +245,9 @@ def _run(own: _Own, target: _Target, hidden_before: Floats | None = None) -> _Ra
     )
 
 
-def _replay(own: _Own, target: _Target, slowdown: Floats) -> tuple[Replay, Floats]:
+def _replay(ranks: _Own, target: _Target, slowdown: Floats) -> tuple[Replay, Floats]:
     """The steps, and exposed transfer of their earlier micro-steps, S."""
-    peers, solo, probe = own
+    peers, solo, probe = ranks
 
     def of_ranks(phases: Phases, phase: str) -> Floats:
         values = phases[phase]
