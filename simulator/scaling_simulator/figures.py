@@ -76,6 +76,12 @@ def union(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
+def overlap_ns(tasks: Iterable[Task], others: Iterable[Task]) -> int:
+    """Time of `tasks` during which one of `others` runs."""
+    busy = union((other.start_ns, other.end_ns) for other in others)
+    return sum(length(clipped(busy, task.start_ns, task.end_ns)) for task in tasks)
+
+
 def clipped(spans: Iterable[Span], begin: int, end: int) -> list[Span]:
     """The part of spans between two times."""
     return [(max(a, begin), min(b, end)) for a, b in spans if b > begin and a < end]

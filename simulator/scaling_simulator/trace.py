@@ -1,4 +1,4 @@
-"""What ran on the device: tasks of all streams with their stamps, and how they overlap."""
+"""What ran on the device: tasks of all streams with their stamps."""
 
 from __future__ import annotations
 
@@ -67,16 +67,3 @@ def of(tasks: Iterable[Task], *kinds: str) -> list[Task]:
 def busy_ns(tasks: Iterable[Task]) -> int:
     """The sum of the tasks' times; those that overlap count more than once."""
     return sum(task.end_ns - task.start_ns for task in tasks)
-
-
-def overlap_ns(tasks: Iterable[Task], others: Iterable[Task]) -> int:
-    """Time of `tasks` during which one of `others` runs."""
-    covered: list[list[int]] = []
-    for start, end in sorted((other.start_ns, other.end_ns) for other in others):
-        if covered and start <= covered[-1][1]:
-            covered[-1][1] = max(covered[-1][1], end)
-        else:
-            covered.append([start, end])
-    return sum(
-        max(0, min(task.end_ns, end) - max(task.start_ns, start)) for task in tasks for start, end in covered
-    )

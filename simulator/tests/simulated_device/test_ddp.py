@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling_simulator import trace
+from scaling_simulator import figures, trace
 from scaling_simulator.device import (
     configure,
     exactly,
@@ -85,7 +85,7 @@ def training(rank, world, math=True, steps=4, late_us=0.0, late_on="host"):
         "host_free_ms": free,
         "reduces": reduces,
         "products_ns": trace.busy_ns(products),
-        "hidden_ns": trace.overlap_ns(reduces, products),
+        "hidden_ns": figures.overlap_ns(reduces, products),
         "off_model_ns": [task.transfer_ns - link_ns("all_reduce", task.bytes, world) for task in reduces],
         "off_cpu": off,
         "streams": ({task.stream for task in reduces}, {task.stream for task in products}),

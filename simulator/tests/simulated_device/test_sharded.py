@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from scaling_simulator import trace
+from scaling_simulator import figures, trace
 from scaling_simulator.device import configure, exactly, host_ms, line, link_ns, set_cost, set_link
 from simulated_device import ranks
 
@@ -106,11 +106,11 @@ def fsdp(rank, world, math=True):
     )
     found["gathers_ns"], found["gathers_hidden_ns"] = (
         trace.busy_ns(gathers),
-        trace.overlap_ns(gathers, products),
+        figures.overlap_ns(gathers, products),
     )
     found["scatters_ns"], found["scatters_hidden_ns"] = (
         trace.busy_ns(scatters),
-        trace.overlap_ns(scatters, products),
+        figures.overlap_ns(scatters, products),
     )
     found["counts"] = len(gathers), len(scatters)
     found["streams"] = [{task.stream for task in tasks} for tasks in (gathers, scatters, products)]
