@@ -10,7 +10,9 @@ exception is a bug of this program and keeps its traceback.
 from __future__ import annotations
 
 import contextlib
+import dis
 import errno
+import itertools
 from collections.abc import Iterator
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,3 +47,48 @@ def while_reading(what: object, expected: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{what}: cannot be read ({why}); {expected}") from error
+
+
+@contextlib.contextmanager
+def let_go(*kinds: type[Exception]) -> Iterator[None]:
+    """Drop an error of what is inside, of any kind or of these, unless a signal's handler raised it."""
+    try:
+        yield
+    except Exception as error:
+        raise_from_signal(error)
+        if kinds and not isinstance(error, kinds):
+            raise
+
+
+def raise_from_signal(error: BaseException) -> None:
+    """Raise what a signal's handler raised: it may interrupt any line, and is meant for the training."""
+    chain = [error]  # it may have been caught meanwhile, and another one raised
+    for each in chain:
+        if _from_handler(each):
+            raise each
+        chain += [
+            e for e in (each.__cause__, each.__context__) if e is not None and id(e) not in map(id, chain)
+        ]
+
+
+def _from_handler(error: BaseException) -> bool:
+    """Whether a function of its traceback was given a number and the frame that it interrupted, as handlers are.
+
+    Python's own handler of Ctrl-C has no frame, but neither did a statement raise its error.
+    """
+    trace = last = error.__traceback__
+    while trace is not None:
+        frame, code, last = trace.tb_frame, trace.tb_frame.f_code, trace
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)  # *args
+        if count and frame.f_back is not None:
+            variables = frame.f_locals
+            given = [variables.get(name) for name in code.co_varnames[:count]]
+            given += next((value for value in given[::-1] if type(value) is tuple), ())
+            if any(
+                value is frame.f_back and type(before) is int for before, value in itertools.pairwise(given)
+            ):
+                return True
+        trace = trace.tb_next
+    if last is None or not isinstance(error, KeyboardInterrupt):
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] != dis.opmap["RAISE_VARARGS"]

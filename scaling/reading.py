@@ -16,6 +16,8 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from scaling.errors import let_go
+
 TEXT_BYTES_MAX = 64 << 20
 """A document, a log of one tool or an environment: real ones have kilobytes, analysis.json some megabytes."""
 YAML_BYTES_MAX = 1 << 20
@@ -118,10 +120,9 @@ def log_text(path: Path) -> str:
 
 def system_text(path: Path) -> str | None:
     """What a file of the kernel's (/proc, /sys) says; None where there is none that can be read."""
-    try:
+    with let_go(OSError, RefusedError):
         return read_text(path, strict=False).strip()
-    except (OSError, RefusedError):
-        return None
+    return None
 
 
 def system_number(path: Path) -> int | None:

@@ -108,7 +108,6 @@ OURS = {
     "hardware/host.py": "the kernel's files",
     "hardware/telemetry.py": "the kernel's files",
     "launchers/failure/evidence.py": "the kernel's files",
-    "launchers/script.py": "the kernel's files",
     "launchers/tryout.py": "the kernel's files",
     "launchers/slurm/submit.py": "templates that come with the program",
     "report/html.py": "templates that come with the program",

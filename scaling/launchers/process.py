@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from types import FrameType
 
 from scaling.launchers.launcher import Command
 from scaling.reading import open_to_write
 from scaling.records.paths import LaunchFolder
 
-END_S = 8
-"""How long a launch may take to end after SIGTERM, before SIGKILL."""
+END_S, GONE_S = 12, 3
+"""How long a launch may take to end after SIGTERM, and after a second one, before SIGKILL (launch/reaper.py)."""
 
 
 def start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
@@ -36,44 +35,24 @@ def start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
     """Defer SIGINT, SIGTERM and SIGHUP until the child has started."""
-    came: list[tuple[int, FrameType | None]] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    holding = True
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        handler = before[signal.Signals(number)]
-        if callable(handler):
-            handler(number, frame)
-        elif handler == signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    def take(number: int, frame: FrameType | None) -> None:
-        if holding:
-            came.append((number, frame))
-        else:  # the other signal's handler raised before this one was put back
-            pass_on(number, frame)
-
-    try:
-        for number in before:
-            signal.signal(number, take)
+    came: list[int] = []
+    with contextlib.ExitStack() as undo:  # goes on where a handler that is back already raises
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = signal.signal(number, lambda number, _frame: came.append(number))
+            undo.callback(signal.signal, number, before)
         yield
-    finally:
-        holding = False
-        for number, handler in before.items():
-            signal.signal(number, handler)
     for arrived in came:
-        pass_on(*arrived)
+        signal.raise_signal(arrived)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL, to the process group of the launch. A second Ctrl-C skips the wait."""
+    """Send SIGTERM, once more, then SIGKILL, to the launch's process group. A second Ctrl-C skips a wait."""
     try:
-        if process.poll() is None:
-            _signal(process, signal.SIGTERM)
-            process.wait(timeout=END_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass
+        for wait_s in (END_S, GONE_S):
+            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                if process.poll() is None:
+                    _signal(process, signal.SIGTERM)
+                    process.wait(timeout=wait_s)
     finally:
         _signal(process, signal.SIGKILL)
         process.wait()

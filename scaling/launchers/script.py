@@ -1,21 +1,19 @@
 """Launch a script of the user's, follow it to its end, and say why it failed.
 
-A script writes no progress that we know, so it may take until a limit. All its processes carry the name of the launch
-in their environment, by which those that are left at the end are found: torchrun gives each rank a session of its own.
+A script writes no progress that we know, so it may take until a limit. What it leaves behind ends with it
+(launch/reaper.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import shutil
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
@@ -28,19 +26,15 @@ from scaling.settings.plan import Ended, Plan
 
 RUN_DIR = "SCALING_RUN_DIR"
 """Where a Probe in the script writes, whatever the script says."""
-MARK = "SCALING_LAUNCH"
-"""Names the launch in the environment of each of its processes."""
 PROBE = "SCALING_PROBE"
 """0 would turn the Probe off."""
 POLL_S = 0.1
-ANSWER_S = 3.0
-"""How long processes that are left may take to end after SIGTERM."""
 TAIL = 10
 """Lines of a failed rank that are shown."""
 
 _OF_TORCHRUN = re.compile(r"^[WEI]\d{4} \d\d:\d\d:\d\d")
 _ROOT = re.compile(
-    r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL
+    r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d{1,9})\b", re.DOTALL
 )
 _OF_RANK = re.compile(r"^\[rank(\d+)\]:\s?(.*)$")
 
@@ -63,7 +57,6 @@ def command_of(
     )
     variables = {
         RUN_DIR: str(folder.at_size(world_size).path.absolute()),
-        MARK: str(logs.path.absolute()),
         PROBE: "1",
         "OMP_NUM_THREADS": str(plan.spec.threads),
     }
@@ -87,7 +80,6 @@ def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEn
     finally:
         if process is not None:
             end(process)
-        _end_left(str(logs.path.absolute()))
         logs.fabric.unlink(missing_ok=True)  # it has the script's arguments as they were given
         shutil.rmtree(logs.torchrun, ignore_errors=True)
     if late:
@@ -96,21 +88,25 @@ def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEn
         )
     if process.returncode == 0:
         return ScriptEnd(status="done")
-    return why(logs, process.returncode)
+    return why(logs, process.returncode, len(command.ranks))
 
 
-def why(logs: LaunchFolder, code: int) -> ScriptEnd:
-    """What ended a script: the exception of the rank that failed first, which is not about a lost peer."""
-    texts = printed(logs)
+def why(logs: LaunchFolder, code: int, ranks: int) -> ScriptEnd:
+    """What ended a script: the exception of the rank that failed first, which is not about a lost peer.
+
+    `ranks`: how many there are. A script may print of others, which do not count.
+    """
+    texts, numbers = printed(logs), set(map(str, range(ranks)))
     by_rank: dict[int, list[str]] = {}
     for line in (line for text in texts for line in text.splitlines()):
-        if match := _OF_RANK.match(line):
+        if (match := _OF_RANK.match(line)) and match[1] in numbers:
             by_rank.setdefault(int(match[1]), []).append(match[2])
-    root = next((match for text in texts if (match := _ROOT.search(text))), None)
+    told = (match for text in texts for match in _ROOT.finditer(text) if match[1] in numbers)
+    root = next(told, None)
     first = [int(root[1])] if root else []
-    ranks = [rank for rank in dict.fromkeys([*first, *sorted(by_rank)]) if by_rank.get(rank)]
-    first_hand = [rank for rank in ranks if not SECONDHAND.search(by_rank[rank][-1])]
-    rank = next(iter(first_hand or ranks), None)
+    failed = [rank for rank in dict.fromkeys([*first, *sorted(by_rank)]) if by_rank.get(rank)]
+    first_hand = [rank for rank in failed if not SECONDHAND.search(by_rank[rank][-1])]
+    rank = next(iter(first_hand or failed), None)
     if rank is not None:
         lines = by_rank[rank]
         return ScriptEnd(status="failed", error=lines[-1][:300], rank=rank, lines=tuple(lines[-TAIL:]))
@@ -137,35 +133,3 @@ def _before_torchrun(text: str) -> list[str]:
         if line.strip() and not NO_CAUSE.search(line):
             lines.append(line.rstrip())
     return lines
-
-
-def processes_of(mark: str) -> list[int]:
-    """Processes of a launch that still run on this machine."""
-    wanted, pids = f"{MARK}={mark}".encode(), []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (path / "environ").read_bytes().split(b"\0"):
-                pids.append(int(path.name))
-    return [pid for pid in pids if pid != os.getpid()]
-
-
-def _end_left(mark: str) -> None:
-    """End what a launch left running: SIGTERM, and SIGKILL a little later. A second Ctrl-C skips the wait."""
-    until = time.monotonic() + ANSWER_S
-    told: set[int] = set()
-    try:
-        while (left := processes_of(mark)) and time.monotonic() < until:
-            for pid in set(left) - told:
-                _signal(pid, signal.SIGTERM)
-            told.update(left)
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for pid in processes_of(mark):
-            _signal(pid, signal.SIGKILL)
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)

@@ -109,6 +109,11 @@ def _require_loopback(plan: Plan) -> None:
         ) from error
 
 
+def reaped(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, started by `launch/reaper.py`, which ends every process that it leaves behind."""
+    return (sys.executable, "-I", "-S", str(resources.folder("launch") / "reaper.py"), *argv)
+
+
 class Local(Launcher):
     """All ranks on this machine."""
 
@@ -124,8 +129,10 @@ class Local(Launcher):
         bound = numa_binding(request.spec)
         loopback = environment(interface="lo")
         env = {**nccl_log(request), **connecting(request), **loopback, **bound, **request.spec.env}
-        argv = torchrun(request, request.ranks, *WHERE, bind=bool(bound))
-        return Command(argv=beside_mps(argv) if shares_gpu(request.spec) else argv, env=env)
+        argv = reaped(torchrun(request, request.ranks, *WHERE, bind=bool(bound)))
+        if shares_gpu(request.spec):
+            argv = beside_mps(argv)
+        return Command(argv=argv, env=env, ranks=request.spec.topology.started(request.ranks))
 
 
 GRACE_S = 5

@@ -11,8 +11,6 @@ import pytest
 from support.commands import start_scaling
 from support.processes import wait_until
 
-from scaling.launchers.script import processes_of
-
 pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -112,16 +110,14 @@ def test_a_script_that_leaves_nothing_to_read_is_said_in_a_line(scaling, tmp_pat
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_ends_everything_and_keeps_what_was_measured(tmp_path):
+def test_ctrl_c_ends_everything_and_keeps_what_was_measured(tmp_path, left_behind):
     run = start_scaling(
         "launch", *SIZES, "run_dir=run", str(SCRIPTS / "probed.py"), "--steps", "100000", cwd=tmp_path
     )
-    mark = str(tmp_path / "run/logs/0")
     wait_until(lambda: any((tmp_path / "run").glob("ranks-1/launches/0/rank-0.jsonl")), run, seconds=120)
-    assert processes_of(mark)
     time.sleep(0.5)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 3, err
-    assert not processes_of(mark)
+    assert left_behind(tmp_path) == []
     assert any((tmp_path / "run").glob("ranks-1/launches/0/rank-0.jsonl"))

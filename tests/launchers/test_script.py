@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
+from support.processes import alive, wait_until
 
 from scaling.config.compose import requests
 from scaling.launchers.launcher import Command
-from scaling.launchers.script import MARK, RUN_DIR, command_of, processes_of, run_script, why
+from scaling.launchers.script import RUN_DIR, command_of, run_script, why
+from scaling.launchers.torchrun import reaped
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 
@@ -45,22 +50,53 @@ def logs(tmp_path):
     return found
 
 
-def shell(logs, text):
-    return Command(argv=("sh", "-c", text), env={MARK: str(logs.path.absolute())})
+def shell(text):
+    return Command(argv=reaped(("sh", "-c", text)), env={}, ranks=(0, 1))
+
+
+DAEMON = "env -i setsid sh -c 'trap \"\" TERM HUP; echo $$ >daemon; sleep 300' >/dev/null 2>&1 & sleep 0.3; "
+"""Starts what has neither the session nor the environment of its parent, nor a parent, and does not listen."""
+
+
+def started(path):
+    return int(path.read_text())
 
 
 def test_a_script_that_ends_well_is_done(logs):
-    assert run_script(shell(logs, "echo trained"), logs, 30).status == "done"
+    assert run_script(shell("echo trained"), logs, 30).status == "done"
     assert logs.launcher_log.read_text() == "trained\n"
 
 
-def test_a_launch_ends_at_its_limit_with_all_that_it_started(logs):
+@pytest.mark.parametrize(
+    ("text", "status", "error"),
+    [
+        ("exit 0", "done", None),
+        ("exec sleep 300", "timeout", "--time-limit"),
+        ("kill -9 $$", "failed", "SIGKILL"),
+    ],
+)
+def test_a_launch_ends_with_all_that_it_started(text, status, error, logs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     begin = time.monotonic()
-    ended = run_script(shell(logs, "setsid sleep 300 & sleep 300"), logs, 0.3)
+    ended = run_script(shell(DAEMON + text), logs, 10 if error != "--time-limit" else 0.5)
     assert time.monotonic() - begin < 20
-    assert ended.status == "timeout"
-    assert "--time-limit" in ended.error
-    assert processes_of(str(logs.path.absolute())) == []
+    assert ended.status == status
+    assert error is None or error in ended.error
+    assert not alive(started(tmp_path / "daemon"))
+
+
+def test_a_launch_ends_with_the_program_that_started_it(tmp_path):
+    code = (
+        "import sys; from scaling.launchers.launcher import Command; from scaling.launchers.process import start; "
+        "from scaling.launchers.torchrun import reaped; from scaling.records.paths import LaunchFolder; "
+        "from pathlib import Path; "
+        "start(Command(argv=reaped(('sh', '-c', sys.argv[1])), env={}), LaunchFolder(Path('.'), 0)).wait()"
+    )
+    ours = subprocess.Popen([sys.executable, "-c", code, DAEMON + "sleep 300"], cwd=tmp_path)
+    wait_until(lambda: started(tmp_path / "daemon"), ours)
+    ours.send_signal(signal.SIGKILL)
+    ours.wait()
+    wait_until(lambda: not alive(started(tmp_path / "daemon")), seconds=20)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +105,17 @@ def test_a_launch_ends_at_its_limit_with_all_that_it_started(logs):
         (RAISED + TORCHRUN.format(code=1), "ValueError: no such data set: imagenet", 1),
         ("epoch 1\n" + TORCHRUN.format(code=-9), "rank 1 was ended by SIGKILL", 1),
         ("cannot start: no licence\n" + TORCHRUN.format(code=3), "cannot start: no licence", 1),
+        (RAISED + f"[rank{'9' * 5000}]: odd\n[rank2]: odder\n", "ValueError: no such data set: imagenet", 1),
+        (
+            TORCHRUN.format(code=1).replace(" 1 (", f" {'9' * 5000} (") + TORCHRUN.format(code=-9),
+            "rank 1 was ended by SIGKILL",
+            1,
+        ),
     ],
 )
 def test_the_cause_is_the_first_rank_s_own(logs, text, error, rank):
     logs.launcher_log.write_text(text)
-    found = why(logs, 1)
+    found = why(logs, 1, 2)
     assert (found.status, found.error, found.rank) == ("failed", error, rank)
     assert not any("ChildFailedError" in line for line in found.lines)
 

@@ -63,7 +63,7 @@ def _tail(path: Path) -> str:
 
 Record = Mapping[str, Any]
 
-_ENDED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
+_ENDED = re.compile(r"rank\s*: (\d{1,9}) \(local_rank: \d+\)\s+exitcode\s*: (-?\d{1,9})")
 """One failure in torchrun's closing list."""
 
 
@@ -98,11 +98,11 @@ def gather(
     silent_s: float = 0.0,
     ranks: Mapping[int, int] | None = None,
 ) -> LaunchEvidence:
-    """Read what a launch left behind. `ranks`: our rank by torchrun's number, where they differ."""
+    """Read what a launch left behind. `ranks`: our rank by torchrun's number; what is told of others does not count."""
     ours = ranks or {}
     errors = sorted(_records(launch, "error"), key=lambda item: (not item[1].get("first"), item[0]))
     listed = [(int(rank), int(code)) for text in printed(launch) for rank, code in _ENDED.findall(text)]
-    exits = {ours.get(rank, rank): code for rank, code in listed}
+    exits = {ours.get(rank, rank): code for rank, code in listed if not ours or rank in ours}
     raised = {record["rank"]: record for _, record in errors}
     stacks = {record["rank"]: record for _, record in _records(launch, "stack")}
     stage = next((str(r["stage"]) for r in [*raised.values(), *stacks.values()]), "a collective")
@@ -167,7 +167,8 @@ def find(launch: LaunchFolder) -> list[Worker]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            module = words.index("-m") + 1  # torchrun's command line has the same words after its own module
+            # The command lines of torchrun, and of what starts it, have the same words further behind.
+            module = words.index("-m", 0, 6) + 1
             if words[module] != "scaling.worker" or words[module + 1 : module + 3] != wanted:
                 continue
             environment = (process / "environ").read_bytes().split(b"\0")

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from scaling.reading import system_text
+
 TYPE = "cuda"
 
 
@@ -72,10 +74,7 @@ def nccl_numbers(code: int) -> tuple[int, int, int]:
 
 def _mapped_nccl() -> list[str]:
     """Files of NCCL that are mapped into this process."""
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    lines = (system_text(Path("/proc/self/maps")) or "").splitlines()
     paths = (line.split(maxsplit=5)[5] for line in lines if "/" in line)
     return list(dict.fromkeys(path for path in paths if Path(path).name.startswith("libnccl.so")))
 

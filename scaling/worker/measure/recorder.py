@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from scaling.reading import open_to_write
+from scaling.errors import let_go
+from scaling.reading import open_to_write, system_text
 from scaling.records.encoding import Sealer, pack_block
 from scaling.records.format import (
     EndRecord,
@@ -125,21 +126,17 @@ class Usage:
 
 def resident_bytes() -> int:
     """Resident memory of this process; 0 where the kernel does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    pages = (system_text(Path("/proc/self/statm")) or "0 0").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _run_delay_ns() -> int:
     """Time this thread has spent runnable without running, ns (second number of schedstat); -1 if unknown."""
-    try:
+    with let_go(OSError, ValueError, IndexError):
         # os.open, since pathlib takes several times as long.
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         try:
             return int(os.read(file, 128).split()[1])
         finally:
             os.close(file)
-    except (OSError, ValueError, IndexError):
-        return -1
+    return -1

@@ -8,25 +8,50 @@ as if the code were not there. Without one (`scaling run`) errors are raised.
 from __future__ import annotations
 
 import functools
-import inspect
-import itertools
-import signal
 import sys
-import traceback
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-Failed = Callable[[Exception], None]
+from scaling.errors import ScalingError, let_go, raise_from_signal
+
+
+class Unseen:
+    """Inside, no mode of the training and no tensor class of its own is told of calls of torch."""
+
+    _operators: Any = None
+
+    def __enter__(self) -> None:
+        self._functions = torch._C.DisableTorchFunction()  # noqa: SLF001
+        self._functions.__enter__()
+        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+            self._operators = torch._C._DisableTorchDispatch()  # noqa: SLF001
+
+    def __exit__(self, *_error: object) -> None:
+        if self._operators is not None:
+            self._operators.__exit__(None, None, None)
+            self._operators = None
+        self._functions.__exit__(None, None, None)
 
 
 class Guard:
     """Whom errors are told, in this process."""
 
-    told: ClassVar[Failed | None] = None
+    told: ClassVar[Callable[[Exception], None] | None] = None
     """What the open Probe does about an error; None: it is raised."""
+
+
+def attempt(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """What `function` gives, or None where it fails."""
+    try:
+        with Unseen():
+            return function(*args, **named)
+    except Exception as error:  # noqa: BLE001
+        _tell_or_raise(error)
+        return None
 
 
 def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,25 +59,23 @@ def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        try:
+        if torch.compiler.is_compiling():  # it would be traced
             return function(*args, **named)
-        except Exception as error:  # noqa: BLE001
-            _tell_or_raise(error)
-            return None
+        return attempt(function, *args, **named)
 
     return call
 
 
-def raise_from_signal(error: BaseException) -> None:
-    """Raise what a signal handler of the training raised: it may interrupt any line, and is meant for the training."""
-    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
-    parts = (
-        (handler, getattr(handler, "func", None), inspect.getattr_static(type(handler), "__call__", None))
-        for handler in handlers
-    )
-    codes = {getattr(part, "__code__", None) for part in itertools.chain(*parts)}
-    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
-        raise error
+_name_of = vars(type)["__name__"].__get__
+
+
+def words(error: BaseException) -> str:
+    """An error's type and text, whatever its class does when it is asked for them; of one of ours its text."""
+    try:
+        return str(error) if isinstance(error, ScalingError) else f"{_name_of(type(error))}: {error}"
+    except BaseException as another:  # noqa: BLE001
+        raise_from_signal(another)
+        return str(_name_of(type(error)))
 
 
 def _tell_or_raise(error: Exception) -> None:
@@ -70,25 +93,68 @@ def around(inner: Callable[..., Any], replacement: Callable[..., Any]) -> Callab
     def call(*args: Any, **named: Any) -> Any:
         done: list[Any] = []
         raised: list[BaseException] = []
+        hidden = Unseen()
 
         def once(*changed: Any, **others: Any) -> Any:
+            hidden.__exit__()
             try:
                 result = inner(*changed, **others)
             except BaseException as error:
                 raised.append(error)
                 raise
+            finally:
+                hidden.__enter__()
             done.append(result)
             return result
 
         try:
-            return replacement(once, *args, **named)
+            with hidden:
+                return replacement(once, *args, **named)
         except Exception as error:
-            if raised:
+            if raised and error is raised[0]:
                 raise
             _tell_or_raise(error)
+        if raised:
+            raise raised[0]
         return done[0] if done else inner(*args, **named)
 
     return call
+
+
+def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which torch.compile leaves alone where it is in use."""
+    return torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call  # type: ignore[no-untyped-call]
+
+
+class Within:
+    """Stands around a Python function's calls within that function: who kept, compares or pickles it sees no other."""
+
+    def __init__(self, function: Any, replacement: Callable[..., Any]) -> None:
+        """`replacement`: as `around` takes it."""
+        self._function, self._codes = function, []
+        if not isinstance(function, types.FunctionType):
+            return
+        code = function.__code__
+        inner = types.FunctionType(
+            code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        inner.__kwdefaults__ = function.__kwdefaults__
+        passed_on = untraced(around(inner, replacement))
+
+        def through(*args: Any, **named: Any) -> Any:
+            call: Any = "what is called"
+            return call(*args, **named)
+
+        constants = tuple(passed_on if c == "what is called" else c for c in through.__code__.co_consts)
+        function.__code__ = through.__code__.replace(
+            co_consts=constants, co_freevars=code.co_freevars, co_filename=code.co_filename
+        )
+        self._codes = [function.__code__, code]
+
+    def remove(self) -> None:
+        """Take it away, unless another has put something there since."""
+        if self._codes and self._function.__code__ is self._codes[0]:
+            self._function.__code__ = self._codes[1]
 
 
 class Calls:
@@ -109,7 +175,7 @@ class Calls:
     ) -> None:
         """`before(module, args, kwargs)` and `after(module, output)` return nothing."""
         self._module = weakref.ref(module)
-        self._before, self._after = before, after
+        self._before, self._after = before, after or (lambda _module, _output: None)
         self.inner: Any = vars(module).get(self.SLOT)
         vars(module)[self.SLOT] = self
 
@@ -125,17 +191,10 @@ class Calls:
                 around.append(inner)
             inner = inner.inner
         for calls in around:
-            try:
-                calls._before(module, args, named)  # noqa: SLF001
-            except Exception as error:  # noqa: BLE001
-                _tell_or_raise(error)
+            attempt(calls._before, module, args, named)  # noqa: SLF001
         output = (inner or module._call_impl)(*args, **named)  # noqa: SLF001
         for calls in reversed(around):
-            try:
-                if calls._after is not None:  # noqa: SLF001
-                    calls._after(module, output)  # noqa: SLF001
-            except Exception as error:  # noqa: BLE001
-                _tell_or_raise(error)
+            attempt(calls._after, module, output)  # noqa: SLF001
         return output
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,8 +224,6 @@ def compiled(module: torch.nn.Module) -> bool:
 
 def tell(text: str) -> None:
     """Print a line on standard error; nothing where that is closed or full."""
-    try:
+    with let_go():
         if sys.stderr is not None:  # print would take standard output instead
             print(text, file=sys.stderr, flush=True)
-    except Exception:  # noqa: BLE001, S110
-        pass

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,7 +29,7 @@ from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.claims import END_COALESCING, MESSAGES, Begun, Claims
 from scaling.worker.parallel.collectives import Exchange
-from scaling.worker.parallel.guard import around
+from scaling.worker.parallel.guard import around, untraced
 from scaling.worker.parallel.strategy import BUFFERS, Wait, phase_now
 from scaling.worker.parallel.tap import SELECT, Tap
 from scaling.worker.parallel.torch_private import in_backward
@@ -213,11 +212,6 @@ class Waits:
             return None
         current = torch.accelerator.current_stream()
         return None if current == self._stream else current.stream_id
-
-
-def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which torch.compile leaves alone where it is in use."""
-    return torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call  # type: ignore[no-untyped-call]
 
 
 _GATHER, _REDUCE = KINDS.index("all_gather"), KINDS.index("all_reduce")

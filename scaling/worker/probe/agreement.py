@@ -27,16 +27,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from scaling.errors import ScalingError
+from scaling.errors import ScalingError, let_go, raise_from_signal
+from scaling.reading import system_text
 from scaling.records.format import ClockRecord
 from scaling.records.paths import LaunchFolder, RunFolder, default_folder
 from scaling.settings.plan import run_id
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.parallel.guard import raise_from_signal
 from scaling.worker.session.control import compare_clocks
 
 WAIT = timedelta(seconds=120)
 """Longest time that the slowest rank may take to open its probe, where no collective fails sooner (`patience`)."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""Names the running kernel; processes that share it share its monotonic clock."""
 POLL_S = 0.02
 """Between two looks for ranks that ask."""
 
@@ -152,7 +154,7 @@ class Agreement:
         decision: dict[str, Any] = {}
         try:
             self.meet()
-            places = self.gather("there", [[os.uname().nodename, _network()], _kernel()])
+            places = self.gather("there", [[os.uname().nodename, _network()], system_text(BOOT) or ""])
             if self.rank == 0:
                 hosts, kernels = (
                     _numbered([map(str, x) for x in column]) for column in zip(*places, strict=True)
@@ -188,18 +190,9 @@ def _numbered(names: Iterable[Iterable[str]]) -> list[int]:
 
 def _network() -> str:
     """Name of the network namespace; containers and emulated hosts have one each."""
-    try:
+    with let_go(OSError):
         return str(Path("/proc/self/ns/net").readlink())
-    except OSError:
-        return ""
-
-
-def _kernel() -> str:
-    """Name of the running kernel; processes that share it share its monotonic clock."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def _place(asked: Path | None) -> dict[str, Any]:
@@ -226,6 +219,7 @@ def _make(folder: LaunchFolder) -> str:
         probe.touch()
         probe.unlink()
     except OSError as error:
+        raise_from_signal(error)
         return f"run_dir={folder.path}: cannot be written to ({error.strerror}); name a folder that can"
     return ""
 

@@ -19,11 +19,12 @@ from torch.distributed._composable.contract import _get_registry
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.errors import let_go
 from scaling.records.format import DISTURBS
 from scaling.settings.parallel import OWN, PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.guard import guarded, raise_from_signal
+from scaling.worker.parallel.guard import guarded
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import one_queue
 from scaling.worker.parallel.tap import backend_of
@@ -191,11 +192,9 @@ class Outermost:
             return
         self._depth += 1
         if self._depth == 1 and torch.is_grad_enabled():
-            try:
+            with let_go():  # its `parameters` are its own, so it cannot be followed
                 if any(_trained(module)):
                     self._seen[module] = None
-            except Exception as error:  # noqa: BLE001  # its `parameters` are its own, so it cannot be followed
-                raise_from_signal(error)
 
     def _after(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if not self._passes():

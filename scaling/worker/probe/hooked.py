@@ -31,7 +31,7 @@ import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scaling.plain import one_line
-from scaling.worker.parallel.guard import Calls, Guard, guarded, tell
+from scaling.worker.parallel.guard import Calls, Guard, guarded, tell, words
 from scaling.worker.probe.any_loop import Outermost, size_of
 from scaling.worker.probe.probe import Probe
 
@@ -90,9 +90,7 @@ class Hooked:
         """Follow nothing from here on."""
         if not self._failed:
             self._failed = True
-            tell(
-                f"scaling: Probe: {type(error).__name__}: {one_line(str(error))}; the training goes on without it"
-            )
+            tell(f"scaling: Probe: {one_line(words(error))}; the training goes on without it")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
         if self._failed:

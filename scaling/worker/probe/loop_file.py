@@ -10,7 +10,6 @@ block of consecutive steps of every arm, in random order, with plain twice for t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import random
@@ -24,6 +23,7 @@ from pathlib import Path
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from scaling.errors import let_go
 from scaling.records import files
 from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock, generation
 from scaling.settings.parallel import Parallel
@@ -35,6 +35,7 @@ from scaling.version import __version__
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.recorder import Recorder
+from scaling.worker.parallel.guard import words
 from scaling.worker.probe.agreement import FIRST_SLOT, Agreement, Clocks
 from scaling.worker.probe.any_loop import Followed
 from scaling.worker.probe.phases import Phases
@@ -180,14 +181,11 @@ def steps_before(optimizers: Iterable[torch.optim.Optimizer], steps: int) -> int
 
 def process_start() -> dict[str, int]:
     """When this process started; nothing where the kernel does not tell."""
-    try:
+    with let_go(OSError, ValueError, IndexError):
         stat = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        ran_ns = int(
-            1e9 * (time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK"))
-        )
-    except (OSError, ValueError, IndexError):
-        return {}
-    return {"process_ns": now_ns() - ran_ns, "process_unix_ns": time.time_ns() - ran_ns}
+        up_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK")
+        return {"process_ns": now_ns() - int(1e9 * up_s), "process_unix_ns": time.time_ns() - int(1e9 * up_s)}
+    return {}
 
 
 FLUSH_S = 1.0
@@ -256,7 +254,7 @@ class LoopFile:
         if error is None:
             error = getattr(sys, "last_value", None)  # when called at the process' exit
         fine = error is None or (isinstance(error, SystemExit) and not error.code)
-        text = "" if fine else f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        text = "" if error is None or fine else words(error).partition("\n")[0]
         state, blocks = "done" if fine else "failed", self._recorder.blocks
         self._write()
         self._recorder.note(EndRecord(state=state, steps=steps, error=text, blocks=blocks))
@@ -266,7 +264,7 @@ class LoopFile:
         if self._recorder is None:
             return f"nothing was recorded: the loop ended after {steps} steps, before the first round of ten was whole"
         place = folder
-        with contextlib.suppress(OSError, ValueError):  # it is elsewhere, or the working directory is gone
+        with let_go():  # it is elsewhere, or the working directory is gone
             place = folder and folder.relative_to(Path.cwd())
         return f"`scaling analyze {place}` reports the run"
 
@@ -277,7 +275,7 @@ class LoopFile:
     def close(self) -> None:
         """Flush what the disk has room for, and close."""
         if self._recorder is not None:
-            with contextlib.suppress(OSError):
+            with let_go():
                 self._recorder.close()
 
     def _begin(self, accumulation: int) -> Recorder:

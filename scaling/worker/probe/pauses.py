@@ -32,7 +32,7 @@ from scaling.records.format import (
     PauseRecord,
 )
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.parallel.guard import around, guarded
+from scaling.worker.parallel.guard import Within, guarded
 
 PAUSE_NS, TIMES, USUAL = 1_000_000_000, 10, 16
 """A gap is a pause if it is longer than PAUSE_NS and TIMES the median of the last USUAL gaps."""
@@ -40,11 +40,11 @@ KNOWN, LONG, LONG_SPREADS = 8, 0.25, 6
 """So many steps have to be known; by how much a long one exceeds them."""
 
 _SAVES = (
-    ("torch", "save", SAVE),
-    ("torch.distributed.checkpoint", "save", SAVE),
-    ("torch.distributed.checkpoint", "async_save", ASYNC_SAVE),
+    ("torch.serialization", "save", SAVE),
+    ("torch.distributed.checkpoint.state_dict_saver", "save", SAVE),
+    ("torch.distributed.checkpoint.state_dict_saver", "async_save", ASYNC_SAVE),
 )
-"""What is recognised: (module, function, kind)."""
+"""What is recognised: (where it is defined, function, kind)."""
 
 
 class Pauses:
@@ -79,8 +79,8 @@ class Pauses:
         gc.callbacks.append(self._watch)
         self._undo.callback(self._unwatch)
         for module, name, kind in _SAVES:
-            if (place := sys.modules.get(module)) is not None:
-                self._stand_around(place, name, kind)
+            function = getattr(sys.modules.get(module), name, None)
+            self._undo.callback(Within(function, functools.partial(self._named_call, kind)).remove)
 
     def close(self, step: int) -> None:
         """Write what came behind the last step, and take everything back."""
@@ -201,35 +201,17 @@ class Pauses:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._watch)
 
-    def _stand_around(self, place: Any, name: str, kind: str) -> None:
-        inner = getattr(place, name, None)
-        if inner is None:
-            return
-
-        @functools.partial(around, inner)
-        def ours(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            with self.named(kind, told=kind == ASYNC_SAVE):
-                result = call(*args, **named)
-            if kind == ASYNC_SAVE:
-                self._saving(getattr(result, "upload_completion", result))
-            return result
-
-        # Pickle asks for a function where it was defined, so that has to be this one, too.
-        home = sys.modules.get(inner.__module__)
-        for each in {place, home} if getattr(home, name, None) is inner else {place}:
-            setattr(each, name, ours)
-            self._undo.callback(_put_back, each, name, ours, inner)
+    def _named_call(self, kind: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        with self.named(kind, told=kind == ASYNC_SAVE):
+            result = call(*args, **named)
+        if kind == ASYNC_SAVE:
+            self._saving(getattr(result, "upload_completion", result))
+        return result
 
     def _saving(self, future: Any) -> None:
         save = [now_ns(), 0, 0, 0]
         self._saves.append(save)
         future.add_done_callback(lambda _done: save.__setitem__(1, now_ns()))
-
-
-def _put_back(place: Any, name: str, ours: Any, inner: Any) -> None:
-    """The function that was there before, unless another has replaced ours since."""
-    if getattr(place, name) is ours:
-        setattr(place, name, inner)
 
 
 def retries_of(device: torch.device) -> Callable[[], int]:

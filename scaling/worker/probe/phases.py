@@ -23,11 +23,11 @@ import torch
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from scaling.errors import let_go
 from scaling.records.format import NO_TOKENS, StepRow
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.parallel.guard import Calls, around, guarded
+from scaling.worker.parallel.guard import Calls, Within, guarded
 from scaling.worker.parallel.strategy import BUFFERS, Wait
-from scaling.worker.parallel.waits import untraced
 from scaling.worker.probe.any_loop import Followed
 
 FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END, NEXT_MODEL = range(8)
@@ -133,8 +133,6 @@ def _variables() -> tuple[int, list[torch.Tensor]]:
 
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
-_CALL = "_engine_run_backward"
-"""What `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` call."""
 
 
 class Phases:
@@ -187,11 +185,8 @@ class Phases:
             wrapped is followed.root is not module
         ):  # torch.compile would trace what is inside a compiled module
             self._handles.append(Calls(module, self._before_inner))
-        inner: Any = torch.autograd.graph._engine_run_backward  # noqa: SLF001
-        run = untraced(around(inner, self._run_backward))
-        for place in (torch.autograd, torch.autograd.graph):
-            setattr(place, _CALL, run)
-            self._handles.append(_PutBack(place, run, inner))
+        engine: Any = torch.autograd.graph._engine_run_backward  # noqa: SLF001  # of backward() and grad() alike
+        self._handles.append(Within(engine, self._run_backward))
 
     def close(self) -> None:
         """Remove every hook, and hold nothing of the training. Hooks on a tensor that it keeps do nothing from here."""
@@ -308,7 +303,7 @@ class Phases:
                 _ENGINE.queue_callback(guarded(self._at_compute_end))
 
         handle = None
-        with contextlib.suppress(Exception):  # torch says itself what it cannot differentiate
+        with let_go():  # torch says itself what it cannot differentiate
             root: Any = torch.autograd.graph._get_grad_fn_or_grad_acc(outputs[0])  # noqa: SLF001
             handle = root.register_prehook(guarded(at_begin))
         try:
@@ -321,17 +316,6 @@ class Phases:
 
     def _at_compute_end(self) -> None:
         self.marks.append((COMPUTE_END, self._stamp()))
-
-
-class _PutBack:
-    """Puts torch's call of the engine back, unless another has replaced this one since."""
-
-    def __init__(self, place: Any, ours: Any, inner: Any) -> None:
-        self._place, self._ours, self._inner = place, ours, inner
-
-    def remove(self) -> None:
-        if getattr(self._place, _CALL) is self._ours:
-            setattr(self._place, _CALL, self._inner)
 
 
 Window = tuple[int, int]

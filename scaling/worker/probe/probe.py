@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.errors import InputError, ScalingError
+from scaling.errors import InputError, let_go, raise_from_signal
 from scaling.plain import one_line
 from scaling.records.format import BASELINE, RecordedBlock
 from scaling.worker.accelerator.devices import device_of
-from scaling.worker.parallel.guard import Guard, raise_from_signal, tell
+from scaling.worker.parallel.guard import Guard, Unseen, tell, words
 from scaling.worker.parallel.streams import find
 from scaling.worker.parallel.tap import HOST_BACKENDS
 from scaling.worker.probe.agreement import Agreement, Clocks, patience
@@ -132,7 +132,8 @@ class Probe:
             if os.environ.get(SWITCH) == "0":
                 return
             if model is not None:
-                follow(model)
+                with Unseen():
+                    follow(model)
             self._kept: Any = None if model is None else weakref.ref(model)
             given = os.environ.get(RUN_DIR) or run_dir
             self._asked = None if given is None else Path(given)
@@ -176,13 +177,14 @@ class Probe:
             self._outermost = self._outermost or Outermost()
             return self
         try:
-            refused = self._begin()
+            with Unseen():
+                refused = self._begin()
             self._on, self._failed = not refused, False
             if refused:
                 self._say(refused)
         except Exception as error:  # noqa: BLE001  # the training does not depend on it
             raise_from_signal(error)
-            self._say(f"{_words(error)}; the training goes on without the probe")
+            self._say(f"{words(error)}; the training goes on without the probe")
         finally:  # also where the user interrupts it
             if not self._on:
                 self._stop()
@@ -267,7 +269,8 @@ class Probe:
         last = ""
         try:
             if self._on:
-                last = self._end(error)
+                with Unseen():
+                    last = self._end(error)
         finally:
             self._stop()
         if last:
@@ -303,10 +306,12 @@ class Probe:
             return
         outermost.close()
         self._outermost = None
-        if not outermost.modules:
+        with Unseen():
+            modules = outermost.modules
+        if not modules:
             self._say("no module was called with gradients in the first steps; nothing is recorded")
             return
-        model, *self._beside = outermost.modules
+        model, *self._beside = modules
         self._kept = weakref.ref(model)
         self.open()
 
@@ -329,7 +334,7 @@ class Probe:
         """
         with contextlib.ExitStack() as stack:
             if self._on:
-                with contextlib.suppress(Exception):
+                with let_go():
                     stack.enter_context(self._steps.pauses.named(one_line(str(name))[:NAME_MAX]))
             yield
 
@@ -404,7 +409,7 @@ class Probe:
         raise_from_signal(error)
         if not self._failed:
             self._failed, self._on = True, False
-            self._say(f"stopped: {_words(error)}; the training goes on without it", everywhere=True)
+            self._say(f"stopped: {words(error)}; the training goes on without it", everywhere=True)
             self._abort(error)
 
     def _end_by(self, error: Exception) -> None:
@@ -414,11 +419,8 @@ class Probe:
 
     def _abort(self, error: BaseException) -> None:
         """Tell the other ranks not to wait for this one in a baseline, now or later."""
-        try:
-            record = {"rank": self._session.rank, "message": f"{type(error).__name__}: {error}"}
-            self._session.control.abort(record)
-        except Exception:  # noqa: BLE001, S110  # the store is gone, so no rank waits
-            pass
+        with let_go():  # where the store is gone no rank waits
+            self._session.control.abort({"rank": self._session.rank, "message": words(error)})
 
     def _stop(self) -> None:
         """Take everything back, and hold nothing of the training."""
@@ -426,30 +428,30 @@ class Probe:
         if self._outermost is not None:
             self._outermost.close()
             self._outermost = None
-        while self._undo:
-            try:  # noqa: SIM105  # suppress() might fail, too
-                self._undo.pop()()
-            except Exception:  # noqa: BLE001, S110
-                pass
-        for part in _PARTS:
-            self.__dict__.pop(part, None)
-        self._beside = ()
+        try:
+            while self._undo:
+                with let_go(), Unseen():
+                    self._undo.pop()()
+            for part in _PARTS:
+                self.__dict__.pop(part, None)
+            self._beside = ()
+        finally:  # a signal may come in between
+            if self._undo:
+                self._stop()
 
     def _leave_to_parent(self) -> None:
         """In a forked process: the records are the parent's."""
-        with contextlib.suppress(Exception):
+        with let_go():
             self._file.forget()
         self._stop()
 
     def _say(self, text: str, *, everywhere: bool = False) -> None:
         """Print one line on standard error, once; on rank 0 only, unless it is about this rank (`everywhere`)."""
-        try:
+        with let_go():
             rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
             if text not in self._said and (everywhere or rank == 0):
                 self._said.add(text)
                 tell(f"scaling: Probe: {one_line(text)}")
-        except Exception:  # noqa: BLE001, S110  # the training does not depend on it
-            pass
 
 
 _PARTS = (
@@ -457,9 +459,3 @@ _PARTS = (
     *("phases", "_track", "_file", "_steps", "_baseline"),
 )
 """What an open Probe has beside a closed one."""
-
-
-def _words(error: BaseException) -> str:
-    with contextlib.suppress(Exception):  # of the user's classes, str() may fail
-        return str(error) if isinstance(error, ScalingError) else f"{type(error).__name__}: {error}"
-    return type(error).__name__

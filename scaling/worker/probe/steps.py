@@ -19,7 +19,7 @@ import torch
 
 from scaling.records.format import AnyStepRow, RecordedBlock, StepRow
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.parallel.guard import tell
+from scaling.worker.parallel.guard import Unseen, tell
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.pauses import Pauses
 from scaling.worker.probe.phases import Phases
@@ -282,7 +282,8 @@ class StepContext:
 
     def __enter__(self) -> None:
         try:
-            self._enter()
+            with Unseen():
+                self._enter()
         except Exception as error:  # noqa: BLE001  # the training does not depend on it
             self._failed(error)
 
@@ -290,6 +291,7 @@ class StepContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._leave(kind is not None)
+            with Unseen():
+                self._leave(kind is not None)
         except Exception as failure:  # noqa: BLE001  # the training does not depend on it
             self._failed(failure)

@@ -2,7 +2,8 @@
 
 Every place in `scaling` that calls something while a training runs is found first, in a training without faults. Then a
 forked process trains anew for each place, where the first call (and one in the middle, where there are several) raises.
-The calls that are the training's own (what stands around a module's call calls the module) are left out.
+The calls that are the training's own (what stands around a module's call calls the module) are left out. In the same
+places a signal comes, whose handler raises: that has to reach the training.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -39,6 +41,15 @@ FAULTS = (
     MemoryError(),
     AttributeError("no such attribute"),
 )
+
+
+class PreemptedError(TimeoutError):
+    """What the training's handler of SIGUSR1 raises; Python's own one of SIGINT raises KeyboardInterrupt."""
+
+
+def preempt(*_):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise PreemptedError
 
 
 class Faults:
@@ -68,7 +79,9 @@ class Faults:
         self.calls[place] += 1
         if place == self._place and self.calls[place] == self._number:
             self.raised = True
-            raise self._fault
+            if isinstance(self._fault, Exception):
+                raise self._fault
+            signal.raise_signal(self._fault)
 
 
 def model_of(kind):
@@ -125,7 +138,11 @@ def in_child(kind, folder, faults):
         code, answer = 1, None
         try:
             dist.init_process_group("gloo", init_method=f"file://{folder}.store", rank=0, world_size=1)
-            outcome = train(kind, folder, faults)
+            signal.signal(signal.SIGUSR1, preempt)
+            try:
+                outcome = train(kind, folder, faults)
+            except (PreemptedError, KeyboardInterrupt):
+                outcome = "interrupted"
             answer = [outcome, dict(faults.calls) if faults else {}, bool(faults and faults.raised)]
             code = 0
         except BaseException as error:  # noqa: BLE001
@@ -157,21 +174,24 @@ def main():
         without = in_child(kind, folder / f"{kind}-without", None)[0]
         outcome, calls, _ = in_child(kind, folder / f"{kind}-whole", Faults())
         tried = [(place, 1) for place in calls] + [(p, n // 2 + 1) for p, n in calls.items() if n > 2]
-        otherwise, raised = [], 0
+        otherwise, raised = [], {"faults": 0, "signals": 0}
         for index, (place, number) in enumerate(tried[::share]):
-            fault = FAULTS[index % len(FAULTS)]
-            ended, _, there = in_child(kind, folder / f"{kind}-{index}", Faults(place, number, fault))
-            raised += there
-            if ended != without:
-                otherwise.append(
-                    [place, number, repr(fault), ended if isinstance(ended, str) else "other numbers"]
-                )
+            fault, signalled = FAULTS[index % len(FAULTS)], (signal.SIGUSR1, signal.SIGINT)[index % 2]
+            for what, given, expected in (("faults", fault, without), ("signals", signalled, "interrupted")):
+                name = f"{kind}-{what}-{index}"
+                ended, _, there = in_child(kind, folder / name, Faults(place, number, given))
+                raised[what] += there
+                if ended != (expected if there else without):
+                    ended = (
+                        ended if isinstance(ended, str) else "other numbers" if ended != without else "lost"
+                    )
+                    otherwise.append([place, number, repr(given), ended])
         told[kind] = {
             "calls": sum(calls.values()),
             "places": len(calls),
             "equal": outcome == without,
             "recorded": (folder / f"{kind}-whole/launches/0/rank-0.jsonl").exists(),
-            "faults": raised,
+            **raised,
             "otherwise": otherwise,
         }
     print(json.dumps(told))
