@@ -1,12 +1,14 @@
 """Hold every arm of the demo's model against a plain loop of torch, in the same minutes.
 
-    python benchmarks/plain_arms.py [--turns 3]
+    python benchmarks/plain_arms.py [--turns 3] [--rate 800mbit]
 
-Two ranks on this machine, no shaped link. The plain loop is what anyone would write: the module alone on one rank, on
-both at once, DDP over one rank, DDP over both; each block makes its wrapper anew, drops three steps and times six, in
-random order. `scaling run` and the loop alternate. Wall time a step, and processor time of the stepping thread, which
-neighbours on the cores move less. Bar: each arm's processor time over that of the module alone within 3 % of the
-loop's, or within the difference between the loop's own two blocks of the module alone (A/A).
+Two ranks on this machine, without a shaped link or on two emulated hosts behind one of `--rate`. The plain loop is
+what anyone would write: the module alone on one rank, on both at once, DDP over one rank, DDP over both; each block
+makes its wrapper anew, drops three steps and times six, in random order. `scaling run` and the loop alternate. Wall
+time a step, and processor time of the stepping thread, which neighbours on the cores move less. Bar: each arm's
+processor time over that of the module alone within 3 % of the loop's, or within the difference between the loop's own
+two blocks of the module alone (A/A). The efficiency is printed as both have it, in wall time: one rank alone over both
+with DDP.
 """
 
 from __future__ import annotations
@@ -23,18 +25,12 @@ from statistics import mean, median
 
 import harness
 from ending import exit_with
-from hosts import run_on_loopback
+from hosts import run_on_hosts, run_on_loopback
 
 BAR = 0.03
 ARMS = ("bare_one", "bare_one again", "bare_all", "ddp_solo", "plain")
 DROPPED, TIMED, BLOCKS = 3, 6, 4
-SETTINGS = (
-    "experiment=demo",
-    "topology=local",
-    "measure.steps=6",
-    "measure.budget_s=40",
-    "tracking=disabled",
-)
+SETTINGS = ("experiment=demo", "measure.steps=6", "measure.budget_s=40", "tracking=disabled")
 
 Times = dict[str, list[tuple[float, float]]]
 """By arm: (wall, processor) ms a step of each block."""
@@ -108,20 +104,31 @@ def of_run(folder: Path) -> Times:
 def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rate")
     parser.add_argument("--loop", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop:
         loop(options.loop)
         return 0
-    loops, runs = defaultdict(list), defaultdict(list)
+    link = ["topology=local"]
+    if options.rate:
+        link = ["topology=emulated_nvlink", f"topology.link.rate={options.rate}"]
+    loops, runs, efficiencies = defaultdict(list), defaultdict(list), list[str]()
     with tempfile.TemporaryDirectory(prefix="scaling-arms-") as scratch:
         for turn in range(options.turns):
             folder = Path(scratch) / str(turn)
             folder.mkdir()
-            run_on_loopback(__file__, ["--loop", str(folder / "loop.json")], ranks=2, folder=folder)
+            script = [__file__, ["--loop", str(folder / "loop.json")]]
+            if options.rate:
+                run_on_hosts(*script, hosts=2, rate=options.rate, folder=folder)
+            else:
+                run_on_loopback(*script, ranks=2, folder=folder)
             for arm, blocks in json.loads((folder / "loop.json").read_text()).items():
                 loops[arm] += blocks
-            harness.measure(folder / "run", *SETTINGS)
+            analysis = harness.measure(folder / "run", *SETTINGS, *link)
+            efficiencies.append(
+                "{value:.3f} [{low:.3f}, {high:.3f}]".format(**analysis["points"][-1]["efficiency"])
+            )
             for arm, blocks in of_run(folder / "run").items():
                 runs[arm] += blocks
 
@@ -142,6 +149,8 @@ def main() -> int:
         print(f"{arm:<16} {shown}" + (f" {differ:>+7.1%}" if isfinite(differ) else ""))
         worst = max(worst, abs(differ)) if arm not in ("bare_one again", "probe") else worst
     print(f"the module alone against itself (A/A): {floor:.1%}")
+    alone = mean([ms(loops, "bare_one", 0), ms(loops, "bare_one again", 0)])
+    print(f"efficiency, loop {alone / ms(loops, 'plain', 0):.3f}; runs {', '.join(efficiencies)}")
     return harness.result("plain_arms", ok=worst <= max(BAR, floor), worst=worst, bar=BAR, floor=floor)
 
 
