@@ -126,7 +126,7 @@ def slower(cell: Cell, arm: str) -> np.ndarray:
 def draw(rng: np.random.Generator, cell: Cell, plan: Plan) -> TrialRecords:
     """The records of one run."""
     rows: list[dict[str, object]] = []
-    light: dict[str, dict[tuple[int, int], object]] = {"own": {}, "waited": {}, "alike": {}}
+    light: dict[str, dict[tuple[int, int], object]] = {"own_ns": {}, "waited": {}, "alike": {}}
     detailed: list[tuple[tuple[int, int], BlockStamps]] = []
     arms = ARMS if cell.harness else LOOP
     visits = []
@@ -170,7 +170,7 @@ def draw(rng: np.random.Generator, cell: Cell, plan: Plan) -> TrialRecords:
             )
         halves[(number, arm, is_detailed)] += arm == "plain"
         if arm == "probe" and not is_detailed:
-            light["own"][key], light["waited"][key] = alone, wait.mean(axis=0)
+            light["own_ns"][key], light["waited"][key] = alone, wait.mean(axis=0)
             light["alike"][key] = float(wait.min(axis=1).mean())
         if arm == "probe" and is_detailed:
             detailed.append((key, stamps(alone, wait, data)))

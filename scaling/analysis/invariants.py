@@ -35,6 +35,7 @@ from scaling.analysis.results import (
     Verdict,
 )
 from scaling.analysis.results.measured import WIDE
+from scaling.analysis.results.verdicts import undecided
 from scaling.units import ranks
 
 UNSPLIT = "the loss is not split"
@@ -93,10 +94,7 @@ def _without_causes(analysis: Analysis, unsplit: Collection[int]) -> tuple[Verdi
         return analysis.verdicts
     kept = [v for v in analysis.verdicts if v.world_size not in lost or v.cause not in terms]
     kept = [dataclasses.replace(v, share=None) if v.world_size in unsplit else v for v in kept]
-    kept += [
-        Verdict(cause="undecided", world_size=n, share=None, confidence="low", evidence=(UNSPLIT,))
-        for n in sorted(lost - {v.world_size for v in kept})
-    ]
+    kept += [undecided(n, UNSPLIT) for n in sorted(lost - {v.world_size for v in kept})]
     return tuple(sorted(kept, key=lambda v: v.world_size))
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from scaling import resources
@@ -29,7 +33,7 @@ SHOWS_NOTHING = 75
 COMPILED = 5
 """The limit is this many times longer for a compiled model."""
 LOOKS, LOOK_S = 10, 0.01
-"""How often, and how far apart, the number of running processes is read."""
+"""How often at least, and how far apart, the number of running processes is read."""
 TIMING = "timing "
 """How a line with a timing begins."""
 
@@ -46,7 +50,11 @@ def promised(plan: Plan) -> Plan:
             try_model(new)
         return plan
     machine, begin = this_machine(), time.monotonic()
-    timing = time_model(plan, machine)
+    with _running() as counts:
+        timing = time_model(plan, machine)
+    if len(counts) > LOOKS:  # the seconds of the tryout tell more of the minutes to come than a moment does
+        others = sum(counts) / len(counts) - max(1, plan.spec.threads)
+        machine = dataclasses.replace(machine, beside=max(0.0, others))
     if timing is None:
         return plan
     fitted = fit(plan, timing, machine)
@@ -88,14 +96,29 @@ def time_model(plan: Plan, machine: Machine) -> Timing | None:
 
 def this_machine() -> Machine:
     """The cores of this process, and how many other processes run on the machine just now."""
-    running = []
-    for _ in range(LOOKS):
-        try:
-            running.append(int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0]))
-        except (OSError, ValueError, IndexError):
-            running.append(1)
-        time.sleep(LOOK_S)
-    return Machine(cores=len(os.sched_getaffinity(0)), beside=max(0.0, sum(running) / LOOKS - 1))
+    with _running() as counts:
+        time.sleep(LOOKS * LOOK_S)
+    return Machine(cores=len(os.sched_getaffinity(0)), beside=sum(counts) / max(1, len(counts)))
+
+
+@contextmanager
+def _running() -> Iterator[list[int]]:
+    """How many processes run on the machine beside this one, read again and again until the context ends."""
+    counts, over = list[int](), threading.Event()
+
+    def read() -> None:
+        while not over.wait(LOOK_S):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                words = Path("/proc/loadavg").read_text(encoding="ascii").split()
+                counts.append(int(words[3].split("/")[0]) - 1)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield counts
+    finally:
+        over.set()
+        reader.join()
 
 
 def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -> str:

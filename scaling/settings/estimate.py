@@ -83,12 +83,14 @@ class Timing:
         samples = [TimedStep(batch=0, step_s=0.0), *self.steps]
         above = next((k for k, sample in enumerate(samples) if sample.batch >= batch), len(samples) - 1)
         low, high = samples[max(0, above - 1)], samples[above]
-        if above == 1:  # between nothing and the least batch
+        if batch <= high.batch and above == 1:  # between nothing and the least batch
             return high.step_s
         slope = max(0.0, (high.step_s - low.step_s) / (high.batch - low.batch))
         if batch > high.batch:
-            # From two small batches a fixed part may be mistaken for growth, or noise for none.
-            slope = max(slope, high.step_s / high.batch / 2)
+            # Noise of two small batches would be many times as much of a large one. A step has a fixed part that is
+            # not below 0, and a part that grows.
+            a_sample = high.step_s / high.batch
+            slope = min(max(slope, a_sample / 2), a_sample)
         return max(low.step_s, high.step_s + slope * (batch - high.batch))
 
 
@@ -136,17 +138,12 @@ def promise(plan: Plan, timing: Timing, machine: Machine, fitted: Fitted, tried_
     return Promise(
         tried_s=tried_s,
         start_s=start_s,
-        search_s=2 * start_s + search_limit_s(spec) if spec.batch_max else 0.0,
+        search_s=2 * start_s + spec.measure.budget_s if spec.batch_max else 0.0,
         warmup_s=fitted.warmup_s,
         rounds_s=fitted.rounds_s,
         end_s=END_STARTS * timing.start_s + END_S,
         launches=spec.repeats,
     )
-
-
-def search_limit_s(spec: Spec) -> float:
-    """How long the launches of a search for the largest batch may try batches, all together."""
-    return spec.measure.budget_s
 
 
 def refusal(plan: Plan, timing: Timing, enough_s: float) -> str:

@@ -70,6 +70,11 @@ def test_a_line_that_falls_is_not_believed():
     assert timing((2, 0.5), (8, 0.4)).step_s(80) > 0.4 * 4
 
 
+def test_noise_of_two_small_batches_does_not_make_a_large_one_slower_than_its_samples():
+    assert timing((2, 3.0), (4, 8.0)).step_s(32) == pytest.approx(8.0 * 32 / 4)
+    assert timing((2, 3.0)).step_s(32) == pytest.approx(3.0 * 32 / 2), "a single batch was timed"
+
+
 def test_ranks_that_share_cores_are_slower():
     assert Machine(cores=4).slower(2) == pytest.approx(1.1)
     assert Machine(cores=2).slower(4) == pytest.approx(2 * 1.1)

@@ -16,6 +16,7 @@ import numpy as np
 
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
+from scaling.analysis.results.verdicts import NOTABLE
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.analysis.verdicts.host_remedies import ALL_READY, HEADROOM, saved
 from scaling.settings.plan import Plan
@@ -23,8 +24,6 @@ from scaling.settings.schedule import PLAIN, PROBE
 
 UNEVEN = 1.25
 """A rank is named if its steps spend this many times the mean over ranks in input."""
-NOTABLE = 0.03
-"""Share of the step from which a wait is named, as in scaling.analysis.verdicts.verdict."""
 
 
 def loader(

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from scaling.analysis.results import Measured, Point, StepParts, Verdict
+from scaling.analysis.results import Measured, Point, StepParts, Verdict, verdicts
+from scaling.analysis.results.verdicts import NOTABLE
 from scaling.units import format_bytes
 
-NOTABLE = 0.03
-"""Share of the step, beyond both errors, that figures have to be apart: a smaller cause is not named."""
 LATE_MOST = 2.0
 """Ranks over those that are not late, at most: figures over all ranks can be so many times those of typical ones."""
 LINK = ("link_bandwidth", "link_latency", "communication", "tensor_across_hosts")
@@ -44,21 +43,15 @@ def contradictions(point: Point, buffers_share: float = 0.0) -> tuple[Contradict
 
 
 def undecided(
-    verdicts: Sequence[Verdict], clashes: Sequence[Contradiction], world_size: int
+    listed: Sequence[Verdict], clashes: Sequence[Contradiction], world_size: int
 ) -> tuple[Verdict, ...]:
     """The verdicts of a world size without those that rest on figures which exclude each other, and which these are."""
     causes = {cause for clash in clashes for cause in clash.causes}
-    kept = tuple(v for v in verdicts if v.world_size != world_size or v.cause not in causes)
-    if len(kept) == len(verdicts):
-        return tuple(verdicts)
-    why = Verdict(
-        cause="undecided",
-        world_size=world_size,
-        share=None,
-        confidence="low",
-        evidence=tuple(f"figures that exclude each other: {clash.text}" for clash in clashes),
-    )
-    return (why, *kept)
+    kept = tuple(v for v in listed if v.world_size != world_size or v.cause not in causes)
+    if len(kept) == len(listed):
+        return tuple(listed)
+    why = (f"figures that exclude each other: {clash.text}" for clash in clashes)
+    return (verdicts.undecided(world_size, *why), *kept)
 
 
 def _pairs(

@@ -9,14 +9,13 @@ import polars as pl
 
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.results import Verdict
+from scaling.analysis.results.verdicts import NOTABLE, undecided
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PHASES, PROBE
 from scaling.units import format_bytes
 
-NOTABLE = 0.03
-"""Share of the step from which traffic is named, as in scaling.analysis.verdicts.verdict."""
 _STEP = ["launch", "block", "step", "rank"]
 _OF_PHASES = ("input", "host", "overlap")
 """Causes that are differences of phases, which hold the waits in collectives beside the model's own."""
@@ -100,16 +99,7 @@ def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...
         f"{named}: cannot be told from waiting for other ranks in collectives other than the model's own, which take "
         f"up to {seen.share:.0%} of a step"
     )
-    return (
-        Verdict(
-            cause="undecided",
-            world_size=lost[0].world_size,
-            share=None,
-            confidence="low",
-            evidence=(why,),
-        ),
-        *kept,
-    )
+    return (undecided(lost[0].world_size, why), *kept)
 
 
 LITTLE = 0.01
@@ -135,8 +125,7 @@ def without_late(verdicts: Sequence[Verdict], records: TrialRecords) -> tuple[Ve
     why, n = f"{_unclaimed(records):.0%} of the bytes that a step sends {UNCLAIMED}", records.trial.world_size
     if records.beside.polled:
         why += "; the loop asked whether they had arrived instead (Work.is_completed); wait() would be seen"
-    hidden = Verdict(cause="undecided", world_size=n, share=None, confidence="low", evidence=(why,))
-    return (hidden, *(v for v in verdicts if v.world_size != n))
+    return (undecided(n, why), *(v for v in verdicts if v.world_size != n))
 
 
 def of_hidden_waits(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -58,10 +58,10 @@ def named(
     )
 
 
-def undecided(point: AtSize, *evidence: str, confidence: str = "low") -> Verdict:
+def undecided(world_size: int, *evidence: str, confidence: str = "low") -> Verdict:
     """No cause can be named, and why."""
     return Verdict(
-        cause="undecided", world_size=point.world_size, share=None, confidence=confidence, evidence=evidence
+        cause="undecided", world_size=world_size, share=None, confidence=confidence, evidence=evidence
     )
 
 

@@ -188,7 +188,7 @@ def causes(size: Size, point: Point, base: Size, study: Study, compared: int) ->
             ),
         )
     why = "no cause stands clear of the noise; train more steps, or launch more often"
-    return (undecided(point, why, *_largest(point)),)
+    return (undecided(point.world_size, why, *_largest(point)),)
 
 
 def _largest(point: Point) -> tuple[str, ...]:

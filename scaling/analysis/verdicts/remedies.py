@@ -20,7 +20,7 @@ from scaling.analysis.results import SCHEMA, Measured, Point, Remedy, Verdict, V
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.analysis.verdicts import imbalance
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
-from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
+from scaling.analysis.verdicts.sharded import replicated, sharded_link
 from scaling.settings.parallel import OWN, PIPELINED
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
@@ -51,11 +51,12 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if spec.parallel.sharded and cause in ("link_bandwidth", "link_latency"):
         return sharded_link(point, spec, host.torch)
     if spec.parallel.sharded and cause == "strategy_overhead":
-        return sharded_overhead(spec)
+        return (replicated(spec),)
     if cause == "communication":
         return _without_sync(point, spec) or _less_often(spec, point.world_size)
     if cause == "link_bandwidth":
-        return _less_traffic(point, spec)
+        once = _without_sync(point, spec)
+        return once or (*_less_often(spec, point.world_size), *_narrower_wire(spec))
     if cause == "link_latency":
         return (*(_without_sync(point, spec) or _larger_buckets(spec)), *_less_often(spec, point.world_size))
     if cause == "strategy_overhead":
@@ -94,10 +95,6 @@ _BY_HAND: dict[str, tuple[str, ...]] = {
     ),
 }
 """Remedies without an override key."""
-
-
-def _less_traffic(point: Point, spec: Spec) -> tuple[Offer, ...]:
-    return _without_sync(point, spec) or (*_less_often(spec, point.world_size), *_narrower_wire(spec))
 
 
 def _without_sync(point: Point, spec: Spec) -> tuple[Offer, ...]:

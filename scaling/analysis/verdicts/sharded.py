@@ -12,6 +12,7 @@ from operator import add
 
 from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.results import Collective, FabricLevel, Measured, Point, Remedy, Verdict
+from scaling.analysis.results.verdicts import NOTABLE, named
 from scaling.analysis.verdicts.host_remedies import Offer, saved
 from scaling.settings.parallel import Fsdp
 from scaling.settings.run import Spec
@@ -42,11 +43,6 @@ def _version(torch: str) -> tuple[int, ...]:
     """(2, 13) of "2.13.0+cu130"; () where it is not known."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})", torch)
     return tuple(map(int, match.groups())) if match else ()
-
-
-def sharded_overhead(spec: Spec) -> tuple[Offer, ...]:
-    """For the strategy's own hooks and copies: the bare arms ran, so the whole model fits one rank."""
-    return (_replicated(spec),)
 
 
 def _cost(latency: Measured | None, bandwidth: Measured | None) -> Measured | None:
@@ -110,7 +106,8 @@ def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """Shards within a host where they reach across hosts, and whole copies, since the model fits one rank."""
     within = spec.topology.ranks_per_host
     across = point.parallel is not None and point.hosts > 1 and point.parallel.shard > within > 1
-    copies = _where_it_fits(point, spec)
+    # A loop of one's own does not show whether one rank could run the whole model.
+    copies = () if point.arms_ms.bare_one is None else (replicated(spec),)
     if not across:
         return copies
     hsdp = Offer(
@@ -121,12 +118,8 @@ def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
     return (hsdp, *copies)
 
 
-def _where_it_fits(point: Point, spec: Spec) -> tuple[Offer, ...]:
-    """Whole copies, where one rank has run the whole model; a loop of one's own does not show whether it could."""
-    return () if point.arms_ms.bare_one is None else (_replicated(spec),)
-
-
-def _replicated(spec: Spec) -> Offer:
+def replicated(spec: Spec) -> Offer:
+    """Whole copies, where one rank has run the whole model."""
     defaults = "" if spec.fsdp == Fsdp() else " with fsdp.* left out"
     return Offer(
         overrides="" if defaults else "parallel=ddp",
@@ -146,8 +139,6 @@ def _less_often(spec: Spec) -> Offer:
 
 
 CAUSE = "tensor_across_hosts"
-NOTABLE = 0.03
-"""Waits of divided layers that take a smaller share of the step get no verdict."""
 
 
 def tensor_across_hosts(point: Point, spec: Spec, levels: Sequence[FabricLevel]) -> tuple[Verdict, ...]:
@@ -178,13 +169,8 @@ def tensor_across_hosts(point: Point, spec: Spec, levels: Sequence[FabricLevel])
             f"what a link within a host would take was not measured; add {within} to world_sizes to measure it"
         )
     return (
-        Verdict(
-            cause=CAUSE,
-            world_size=point.world_size,
-            share=share,
-            confidence="high" if share.surely_above(NOTABLE) else "medium",
-            evidence=tuple(evidence),
-            try_=_within_a_host(spec, degree, fewer, share, waits, inside),
+        named(
+            CAUSE, point, share, tuple(evidence), _within_a_host(spec, degree, fewer, share, waits, inside)
         ),
     )
 

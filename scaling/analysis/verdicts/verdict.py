@@ -133,10 +133,7 @@ def _causes_of(
         )
     if not plan.kind.followed and not (plan.content.has(DETAILS) and _shares(point.loss)):
         return (
-            undecided(
-                point,
-                "the time held nothing that tells causes apart; measure longer (measure=standard, or measure.budget_s)",
-            ),
+            undecided(point.world_size, f"the time held nothing that tells causes apart; {_longer(plan)}"),
         )
     return (_undecided(point, f"{NOISE}; {_longer(plan)}"),)
 
@@ -210,7 +207,7 @@ def _shares(loss: Loss) -> list[tuple[str, Measured]]:
 
 def _undecided(point: Point, why: str) -> Verdict:
     shares = dict(_shares(point.loss)) if point.loss else {}
-    return undecided(point, why, *uncertain(shares))
+    return undecided(point.world_size, why, *uncertain(shares))
 
 
 def uncertain(shares: Mapping[str, Measured], *, above: float = NOTABLE) -> tuple[str, ...]:

@@ -53,9 +53,9 @@ def verdicts(point: Point, traced: Traced, job: TracedRanks) -> tuple[Verdict, .
         return ()
     if traced.missing_ranks:
         missing = len(traced.missing_ranks)
-        return (undecided(point, f"{missing} of {point.world_size} ranks have no readable trace"),)
+        return (undecided(point.world_size, f"{missing} of {point.world_size} ranks have no readable trace"),)
     if job.unseen:
-        return (undecided(point, f"{ranks_text(job.unseen)}: {UNSEEN}"),)
+        return (undecided(point.world_size, f"{ranks_text(job.unseen)}: {UNSEEN}"),)
     no_workers = any(file.no_workers for file in job.ranks.values())
     causes = [
         named(cause, point, share, evidence, remedies)
@@ -65,7 +65,7 @@ def verdicts(point: Point, traced: Traced, job: TracedRanks) -> tuple[Verdict, .
     if causes:
         return tuple(sorted(causes, key=lambda v: -(v.share.value if v.share else 0)))
     why = "no part of the step but compute takes more than 3 % of it"
-    return (undecided(point, why, confidence="medium"),)
+    return (undecided(point.world_size, why, confidence="medium"),)
 
 
 def _causes(

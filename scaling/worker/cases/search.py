@@ -9,7 +9,6 @@ from typing import Any
 from scaling.records.files import add_line
 from scaling.settings.batch_search import FAILED, FITS, LATE, OOM, Largest, Try, VariantSearch
 from scaling.settings.cases import Case
-from scaling.settings.estimate import search_limit_s
 from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.runner import Judged, Jury, Runner
 from scaling.worker.session.progress import COMPILE_S
@@ -33,7 +32,7 @@ class Search:
         self._limit = limit
         self._largest = largest
         self._jury = Jury(session.control, session.device, limit, rank=session.rank)
-        self._end_s = time.monotonic() + search_limit_s(session.spec)
+        self._end_s = time.monotonic() + session.spec.measure.budget_s
 
     def run(self, *, prove: bool) -> None:
         """Search every variant, or run the candidate of each."""

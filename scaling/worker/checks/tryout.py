@@ -35,6 +35,7 @@ from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import open_feed
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.recorder import Usage
 from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import compiled, loading, shaped
 from scaling.worker.parallel.shard import require_own_reduces
@@ -48,8 +49,8 @@ GROWTH = 4
 """Each batch that is timed is this many times the one before."""
 STEP_S = 1.0
 """A batch is timed if its step is expected to take no longer."""
-STEADY_S = 0.5
-"""A step that is shorter is run once more before it is timed."""
+STEPS, STEPS_S = 3, 4.0
+"""The fastest of so many steps counts; no other begins after so many seconds."""
 
 
 class StepError(InputError):
@@ -166,20 +167,19 @@ def time_steps(spec: Spec, began_s: float, say: Callable[[Timing], None]) -> Non
         steps=(),
         parameters_bytes=sum(p.numel() * p.element_size() for p in trained),
     )
-    make = _steps(spec, workload, device)
+    make, watch, steps = _steps(spec, workload, device), _Watch(device), list[TimedStep]()
     batch: int | None = min(1 if spec.task == "inference" else SAMPLES, largest(spec))
     while batch is not None:
         try:
             step = make(batch)
-            first_s, took_s = _timed_s(step, device), _timed_s(step, device)
-            if took_s < STEADY_S:
-                took_s = min(took_s, _timed_s(step, device))
+            first_s, step_s = watch.step_s(step), watch.fastest_s(step)
         except Exception as error:  # noqa: BLE001  # a model may raise anything
             print(f"batch {batch}: {type(error).__name__}: {error}", file=sys.stderr)
         else:
-            first_s = timing.first_s if timing.steps else max(0.0, first_s - took_s)
-            steps = (*timing.steps, TimedStep(batch=batch, step_s=took_s))
-            timing = dataclasses.replace(timing, steps=steps, first_s=first_s)
+            first_s = timing.first_s if steps else max(0.0, first_s - step_s)
+            steps.append(TimedStep(batch=batch, step_s=step_s))
+            now = tuple(dataclasses.replace(each, step_s=each.step_s * watch.waits) for each in steps)
+            timing = dataclasses.replace(timing, steps=now, first_s=first_s)
             say(timing)
         batch = following(spec, batch, timing)
 
@@ -242,12 +242,40 @@ def _steps(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[int
     return make
 
 
-def _timed_s(step: Callable[[], object], device: Accelerator) -> float:
-    """How long a step takes until the device is done with it."""
-    begin = time.monotonic()
-    step()
-    device.synchronize()
-    return time.monotonic() - begin
+class _Watch:
+    """Times steps until the device is done with them.
+
+    A step's waits for a core are chance, more so the fewer steps there are. So the fastest of some steps counts without
+    its own, and for all steps together it is told how much these waits add.
+    """
+
+    def __init__(self, device: Accelerator) -> None:
+        self._device, self._whole_s, self._awake_s = device, 0.0, 0.0
+
+    def step_s(self, step: Callable[[], object]) -> float:
+        """How long a step takes without waiting for a core."""
+        with Usage() as usage:
+            step()
+            self._device.synchronize()
+        whole_s, waited_s, busy_s = (
+            (getattr(usage.end, name) - getattr(usage.begin, name)) / 1e9
+            for name in ("time_ns", "delayed_ns", "thread_cpu_ns")
+        )
+        awake_s = max(whole_s - max(waited_s, 0.0), busy_s)
+        self._whole_s, self._awake_s = self._whole_s + whole_s, self._awake_s + awake_s
+        return awake_s
+
+    def fastest_s(self, step: Callable[[], object]) -> float:
+        """The least of a few steps."""
+        end, steps_s = time.monotonic() + STEPS_S, [self.step_s(step)]
+        while len(steps_s) < STEPS and time.monotonic() < end:
+            steps_s.append(self.step_s(step))
+        return min(steps_s)
+
+    @property
+    def waits(self) -> float:
+        """By what factor waits for a core lengthen a step, of all steps so far."""
+        return self._whole_s / self._awake_s
 
 
 if __name__ == "__main__":

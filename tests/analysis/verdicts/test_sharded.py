@@ -8,7 +8,7 @@ import pytest
 from support.results import spec
 
 from scaling.analysis.results import Degrees, LossOfKind, Measured, Point
-from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
+from scaling.analysis.verdicts.sharded import replicated, sharded_link
 from scaling.settings.parallel import Fsdp, Parallel
 
 
@@ -69,10 +69,10 @@ def test_shards_across_hosts_are_offered_within_them():
 
 
 def test_ddp_is_offered_with_settings_that_it_takes():
-    assert overrides(sharded_overhead(run())) == ["parallel=ddp"]
+    assert overrides([replicated(run())]) == ["parallel=ddp"]
     changed = (Fsdp(prefetch=2), Fsdp(units="Block"), Fsdp(reduce_dtype="bf16"))
     for fsdp in (*changed, Fsdp(separate_reduce_scatter_group=True)):  # would be refused beside ddp
-        assert overrides(sharded_overhead(run(fsdp=fsdp))) == [""]
+        assert overrides([replicated(run(fsdp=fsdp))]) == [""]
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_where_no_arm_tells_causes_apart_it_says_so(plan, left_out, known):
     (found,) = verdicts(point({"unexplained": 0.99, **known}), measured)
     assert found.cause == "undecided"
     assert found.evidence == (
-        "the time held nothing that tells causes apart; measure longer (measure=standard, or measure.budget_s)",
+        "the time held nothing that tells causes apart; measure longer (measure.budget_s=7200)",
     )
 
 
