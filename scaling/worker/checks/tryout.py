@@ -178,7 +178,8 @@ def time_steps(spec: Spec, began_s: float, say: Callable[[Timing], None]) -> Non
         else:
             first_s = timing.first_s if steps else max(0.0, first_s - step_s)
             steps.append(TimedStep(batch=batch, step_s=step_s))
-            now = tuple(dataclasses.replace(each, step_s=each.step_s * watch.waits) for each in steps)
+            waits = watch.whole_s / watch.awake_s
+            now = tuple(dataclasses.replace(each, step_s=each.step_s * waits) for each in steps)
             timing = dataclasses.replace(timing, steps=now, first_s=first_s)
             say(timing)
         batch = following(spec, batch, timing)
@@ -250,19 +251,17 @@ class _Watch:
     """
 
     def __init__(self, device: Accelerator) -> None:
-        self._device, self._whole_s, self._awake_s = device, 0.0, 0.0
+        self._device, self.whole_s, self.awake_s = device, 0.0, 0.0
 
     def step_s(self, step: Callable[[], object]) -> float:
         """How long a step takes without waiting for a core."""
         with Usage() as usage:
             step()
             self._device.synchronize()
-        whole_s, waited_s, busy_s = (
-            (getattr(usage.end, name) - getattr(usage.begin, name)) / 1e9
-            for name in ("time_ns", "delayed_ns", "thread_cpu_ns")
-        )
-        awake_s = max(whole_s - max(waited_s, 0.0), busy_s)
-        self._whole_s, self._awake_s = self._whole_s + whole_s, self._awake_s + awake_s
+        begin, end = usage.begin, usage.end
+        whole_ns, waited_ns = end.time_ns - begin.time_ns, max(0, end.delayed_ns - begin.delayed_ns)
+        awake_s = max(whole_ns - waited_ns, end.thread_cpu_ns - begin.thread_cpu_ns) / 1e9
+        self.whole_s, self.awake_s = self.whole_s + whole_ns / 1e9, self.awake_s + awake_s
         return awake_s
 
     def fastest_s(self, step: Callable[[], object]) -> float:
@@ -271,11 +270,6 @@ class _Watch:
         while len(steps_s) < STEPS and time.monotonic() < end:
             steps_s.append(self.step_s(step))
         return min(steps_s)
-
-    @property
-    def waits(self) -> float:
-        """By what factor waits for a core lengthen a step, of all steps so far."""
-        return self._whole_s / self._awake_s
 
 
 if __name__ == "__main__":
