@@ -43,7 +43,6 @@ from scaling.analysis.about import Ending  # noqa: E402
 from scaling.analysis.analyze import analyze  # noqa: E402
 from scaling.analysis.decompose.detailed import BlockStamps, read_detailed  # noqa: E402
 from scaling.analysis.decompose.light import Light  # noqa: E402
-from scaling.analysis.decompose.pauses import Interruptions  # noqa: E402
 from scaling.analysis.decompose.point import point  # noqa: E402
 from scaling.analysis.decompose.quantities import COLUMNS, Sent, TrialRecords  # noqa: E402
 from scaling.analysis.decompose.trials import RunRecords  # noqa: E402
@@ -254,7 +253,6 @@ def runs(cell: Cell, seed: int, draws: int) -> tuple[Cell, list[tuple[Verdict, .
             base=None,
             sweep={},
             link=None,
-            beside=Interruptions(),
         )
         drawn.append(verdicts(at, seeded))
     return cell, drawn

@@ -53,7 +53,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
     plan, spec = run.plan, run.plan.spec
     apart = own_loop.other_batches(run.tables, plan) if plan.kind.followed else ()
     whole = run.tables
-    loops = {n: pauses.beside(run.within(n), plan) for n in run.counted} if plan.kind.followed else {}
+    beside = {n: pauses.beside(run.within(n), plan) for n in run.counted} if plan.kind.followed else {}
     run = run.usable
     tables, counted = run.tables, run.counted
     within = {n: run.within(n) for n in counted}
@@ -106,11 +106,14 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
                 fed_ns=max((r.fed_ns.get(n, -1) for r in tables.ranks if r.rank < n), default=-1),
                 cores=cores,
                 memory=ending.memory.get(n, PeakMemory()),
-                beside=loops.get(n, pauses.Interruptions()),
             )
         )
     if plan.kind.followed:
-        points = [with_goodput(p, whole, plan) for p in points]
+        points = [
+            dataclasses.replace(with_goodput(p, whole, plan), pauses=paused, stalls=stalls)
+            for p in points
+            for paused, stalls in [beside[p.world_size]]
+        ]
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
     if ending.ranks_per_device == 1:  # ranks that share a device are no machine of so many devices
         fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))

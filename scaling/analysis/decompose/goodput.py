@@ -41,8 +41,8 @@ def with_goodput(point: Point, tables: Tables, plan: Plan) -> Point:
     steps = after[-1] - before[0] if counted else sum(ran[file.launch] for file in files)
     step_s, skew = point.step_ms.value / 1e3, point.parts_ms.exposed_skew
     waiting_s = min(step_s, max(0.0, skew.value / 1e3)) if skew else 0.0
-    aside = beside(tables, plan)
-    named = {pause.kind for pause in aside.pauses}
+    pauses, stalls = beside(tables, plan)
+    named = {pause.kind for pause in pauses}
     wall_s = last_s[-1] - started[0]
     warm_up_s = plan.spec.measure.warmup_max * step_s  # these steps count, too
     parts = {
@@ -51,8 +51,8 @@ def with_goodput(point: Point, tables: Tables, plan: Plan) -> Point:
         "done_twice_s": twice * step_s,
         "start_up_s": sum(first_s) - sum(started) - len(files) * warm_up_s,
         "between_launches_s": sum(started[1:]) - sum(last_s[:-1]),
-        "pauses_s": sum(pause.seconds.value for pause in aside.pauses if pause.wall_share),
-        "stalls_s": sum(s.longer_ms.value * s.longer_ms.n / 1e3 for s in aside.stalls if s.kind not in named),
+        "pauses_s": sum(pause.seconds.value for pause in pauses if pause.wall_share),
+        "stalls_s": sum(s.longer_ms.value * s.longer_ms.n / 1e3 for s in stalls if s.kind not in named),
     }
     goodput = Goodput(
         launches=len(files),

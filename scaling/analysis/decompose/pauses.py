@@ -71,16 +71,8 @@ class _Group:
     """Steps of the launch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interruptions:
-    """What a loop does beside its steps at one world size."""
-
-    pauses: tuple[Pause, ...] = ()
-    stalls: tuple[Stall, ...] = ()
-
-
-def beside(tables: Tables, plan: Plan) -> Interruptions:
-    """By kind, the largest first."""
+def beside(tables: Tables, plan: Plan) -> tuple[tuple[Pause, ...], tuple[Stall, ...]]:
+    """What a loop does beside its steps at one world size: by kind, the largest first."""
     wall_s = sum(end - begin for begin, end in spans(tables).values()) / 1e9
     groups: dict[tuple[str, int | None], list[_Group]] = {}
     for group in _groups(tables, plan):
@@ -121,10 +113,8 @@ def beside(tables: Tables, plan: Plan) -> Interruptions:
                 steps_beside=_slowed(tables, [(r, record) for r, record in saves if by_rank[r] is longest]),
             )
         )
-    return Interruptions(
-        pauses=tuple(sorted(pauses, key=lambda pause: -pause.seconds.value)),
-        stalls=tuple(sorted(stalls, key=lambda stall: -stall.cost_ms.value)),
-    )
+    pauses.sort(key=lambda pause: -pause.seconds.value)
+    return tuple(pauses), tuple(sorted(stalls, key=lambda stall: -stall.cost_ms.value))
 
 
 def disturbed(tables: Tables, plan: Plan) -> pl.DataFrame:
@@ -167,8 +157,8 @@ def steps_by_launch(tables: Tables, plan: Plan) -> dict[int, int]:
     ran = {launch: measure.warmup_max + measure.steps * (last + 1) for launch, last in rounds.iter_rows()}
     for file in tables.ranks:
         last = max((record.step + 1 for record in file.pauses), default=0)
-        ran[file.launch] = max(ran.get(file.launch, 0), last, file.steps)
-    return ran
+        ran[file.launch] = max(ran.get(file.launch, 0), last)
+    return ran | {file.launch: file.steps for file in tables.ranks if file.steps}
 
 
 def _of_kind(kind: str, events: list[_Event], steps: int) -> Iterator[_Group]:

@@ -12,7 +12,6 @@ from scaling.analysis.decompose import imbalance, light, own_loop, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
-from scaling.analysis.decompose.pauses import Interruptions
 from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
@@ -45,7 +44,6 @@ def point(
     fed_ns: int = -1,
     cores: int = 0,
     memory: PeakMemory | None = None,
-    beside: Interruptions,
 ) -> Point:
     """Everything about one world size.
 
@@ -115,8 +113,6 @@ def point(
         if n > 1 and (records.bucket_bytes or records.sent or records.beside.bytes > 0)
         else None,
         memory=memory or PeakMemory(),
-        pauses=beside.pauses,
-        stalls=beside.stalls,
         loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),
         clocks=clocks.clocks(records, rounds),
         cost=cost(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -40,7 +41,9 @@ def record(step, more_ms, *, gap_ms=0.0, kind="", time_ns=0):
 def beside(loop, *of_ranks):
     tables, plan = loop
     ranks = tuple(replace(rank, pauses=tuple(of_ranks[rank.rank])) for rank in tables.ranks)
-    return pauses.beside(replace(tables, ranks=ranks), plan)
+    return SimpleNamespace(
+        **dict(zip(("pauses", "stalls"), pauses.beside(replace(tables, ranks=ranks), plan), strict=True))
+    )
 
 
 def test_every_twentieth_step_is_a_term_of_its_own_between_long_steps_at_random(loop):
