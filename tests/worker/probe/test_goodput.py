@@ -63,7 +63,8 @@ def test_the_share_is_the_training_s_own_arithmetic(trained):
     wall_s = noted[-1].steps[-1][1] - noted[0].began
     started_s = goodput.wall_s - wall_s  # what the first process took to import torch
     assert 0 < started_s < goodput.start_up_s
-    assert goodput.share == pytest.approx(sum(counted_s.values()) / goodput.wall_s, rel=0.02)
+    usual = sorted(counted_s.values())[STEPS // 20 : -STEPS // 20]  # without warm-up and disturbances
+    assert goodput.share * goodput.wall_s == pytest.approx(STEPS * sum(usual) / len(usual), rel=0.02)
 
 
 def test_the_parts_are_those_of_the_training_and_add_up(trained):
@@ -82,7 +83,7 @@ def test_the_parts_are_those_of_the_training_and_add_up(trained):
     first_steps_s = sum(attempt.steps[4][1] - attempt.began for attempt in noted)  # warm-up
     imported_s = goodput.wall_s - (noted[-1].steps[-1][1] - noted[0].began)  # by the first process
     assert began == pytest.approx(imported_s + between + first_steps_s, abs=2 * small)
-    assert abs(goodput.other_s) < small
+    assert abs(goodput.other_s) < 0.1 * goodput.wall_s  # disturbances are in it
     parts = (
         *(goodput.productive_s, goodput.waiting_s, goodput.done_twice_s, goodput.start_up_s),
         *(goodput.between_launches_s, goodput.pauses_s, goodput.stalls_s, goodput.other_s),
