@@ -90,8 +90,8 @@ class Light:
         usual = np.median(every, axis=0)
         more = (every - usual).max(axis=1)
         slow = SLOW * float(np.quantile(more, 1 - FEW))
-        kept = {key: own[(own - usual).max(axis=1) <= slow] for key, own in self.own_ns.items()}
-        return dataclasses.replace(self, own_ns={key: own for key, own in kept.items() if len(own)})
+        kept = {key: steps[(steps - usual).max(axis=1) <= slow] for key, steps in self.own_ns.items()}
+        return dataclasses.replace(self, own_ns={key: steps for key, steps in kept.items() if len(steps)})
 
     def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
         """These steps with other own times."""

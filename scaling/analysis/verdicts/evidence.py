@@ -103,7 +103,7 @@ def evidence_of(
 
 
 def _step_of_parts(point: Point) -> tuple[str, float]:
-    """Of which step the parts are, and its ms: on a busy machine the one with phase stamps may take another time."""
+    """The step that the parts are of, in words, and its ms. On a busy machine one with phase stamps may differ."""
     over, stamped, step = point.overhead.probe_over_plain, point.arms_ms.probe, point.step_ms
     if stamped and (step is None or (over and abs(over.value - 1) > ALIKE)):
         return f"{STEP} with phase stamps", stamped.value

@@ -93,6 +93,7 @@ class CpuLimit(Limit):
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
+        """Set the limit above what this process holds now; the one before stands again outside."""
         left = 0 if self._before_bytes is None else max(0, held_bytes() - self._before_bytes)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         bound = self._limit + left

@@ -75,9 +75,9 @@ class Buckets:
         ids |= {id(call) for call in (*reductions, *(call for call in ours if call.kind == _BROADCAST))}
         others = [call for call in seen if id(call) not in ids and call.bytes]
         buckets = [call.row(seq, self._key, unit=call.unit) for seq, call in enumerate(reductions)]
-        own = [call.row(0, self._key, phase=call.phase, unit=OF_NORMS) for call in inside]
-        own = [row._replace(wait_ns=row.launch_ns, resume_ns=row.done_ns) for row in own]
-        return [*_by_bucket(buckets, ready), *self._others(others, len(reductions)), *own]
+        norms = [call.row(0, self._key, phase=call.phase, unit=OF_NORMS) for call in inside]
+        norms = [row._replace(wait_ns=row.launch_ns, resume_ns=row.done_ns) for row in norms]
+        return [*_by_bucket(buckets, ready), *self._others(others, len(reductions)), *norms]
 
     def _others(self, others: Sequence[Seen], first: int) -> list[CollectiveRow]:
         rows = (call.row(seq, self._key, phase=_OTHER) for seq, call in enumerate(others, first))
