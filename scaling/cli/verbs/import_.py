@@ -32,8 +32,6 @@ def main(arguments: list[str]) -> int:
         if other is None or f"import {kind} " in other:
             raise
         raise InputError(f"{path.name}: {other}") from error
-    if not given.json:
-        say(*imported.lines)
     target = None
     if imported.yaml is not None:
         target = _folder(Path(given.into or "conf")) / f"{name}.yaml"
@@ -43,11 +41,12 @@ def main(arguments: list[str]) -> int:
         write_text(target, imported.yaml)
     if given.json:
         print_json({**imported.document, "topology": None if target is None else str(target)})
-    elif target is not None:
-        line = shlex.join(["scaling", "plan", "--config-dir", str(target.parent.parent), f"topology={name}"])
-        say(f"# topology    {target}: {line}")
     else:
-        say(f"# topology    none written: {imported.why_none}")
+        written = f"none written: {imported.why_none}"
+        if target is not None:
+            plan = ["scaling", "plan", "--config-dir", str(target.parent.parent), f"topology={name}"]
+            written = f"{target}: {shlex.join(plan)}"
+        say(*imported.lines, f"# topology    {written}")
     if imported.corrupt:
         raise ScalingError(f"{path}: values came out wrong in this test; no topology is made of it")
     return 0

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scaling.errors import let_go
 from scaling.worker.accelerator import memory
 from scaling.worker.accelerator.clock import Clock, HostClock, sleep
 from scaling.worker.accelerator.cuda import set_tf32
@@ -81,7 +82,7 @@ class Accelerator:
 
     def reset_peak(self) -> None:
         """Count the peak from now on, on a CPU if the kernel allows it (proc(5), clear_refs)."""
-        with contextlib.suppress(OSError):
+        with let_go(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def limit(self, limit: int | None, *, margin: float = 0.0) -> memory.Limit:

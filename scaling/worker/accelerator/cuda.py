@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from scaling.errors import let_go
 from scaling.reading import system_text
 
 TYPE = "cuda"
@@ -59,7 +59,7 @@ def loaded_nccl() -> tuple[int, ...] | None:
     torch calls the first library that has NCCL's symbols. A preloaded one comes before torch's own.
     """
     for path in (None, *_mapped_nccl()):
-        with contextlib.suppress(OSError, AttributeError):
+        with let_go(OSError, AttributeError):
             code = ctypes.c_int(0)
             if ctypes.CDLL(path).ncclGetVersion(ctypes.byref(code)) == 0:
                 return nccl_numbers(code.value)

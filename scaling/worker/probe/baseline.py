@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.errors import raise_from_signal
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
 from scaling.settings.run import Ddp
 from scaling.settings.schedule import (
@@ -205,8 +206,9 @@ class Baseline:
             self._phases.inside = False
             try:
                 state.restore()
-            except Exception:  # noqa: BLE001  # half a state would spoil the training
+            except Exception as error:  # noqa: BLE001  # half a state would spoil the training
                 state.restore()
+                raise_from_signal(error)
 
     def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
         """Measure. The caller restores what steps change. Aborted and TimeoutError as above, with no block running."""

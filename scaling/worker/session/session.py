@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scaling.errors import let_go
 from scaling.records.checkup import DOCTOR
 from scaling.records.files import add_line, write_json
 from scaling.records.format import SCHEMA, ClockRecord, HeadRecord
@@ -257,7 +258,7 @@ def _numa_nodes() -> int:
 
 def cores_of_host() -> int:
     """Cores that the ranks of this host share: those of the launcher, which may give each rank a part."""
-    try:
-        return len(os.sched_getaffinity(os.getppid()) | os.sched_getaffinity(0))
-    except OSError:
-        return len(os.sched_getaffinity(0))
+    cores = os.sched_getaffinity(0)
+    with let_go(OSError):
+        cores = cores | os.sched_getaffinity(os.getppid())
+    return len(cores)
