@@ -9,10 +9,9 @@ import polars as pl
 import pytest
 from support.commands import start_scaling
 from support.processes import wait_until
+from support.tables import checked
 
-from scaling.records.check import read_checked
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 
 RANKS, KILLED = 64, 37
 ARMS = ("bare_all", "ddp_solo", "plain", "probe", "fabric")
@@ -63,7 +62,7 @@ def test_what_many_ranks_wrote_before_one_was_killed_is_used(tmp_path, left_behi
     assert process.returncode in (0, 3), err
     assert left_behind(tmp_path) == []
     folder = RunFolder(tmp_path / "run")
-    tables = read_checked(folder, read_plan(folder))
+    tables = checked(folder)
     written = {}
     for rank in range(RANKS):
         lines = map(json.loads, folder.launch(0).rank(rank).read_text().splitlines()[:-1])
