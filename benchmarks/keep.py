@@ -49,6 +49,7 @@ NAMES = (
     "lived_in",
     "own_loop",
     "loops",
+    "stalls",
     "zoo",
     "meshes",
     "simulated_gpu",

@@ -138,12 +138,11 @@ def test_several_launches_and_every_collective(measured, analysis_of):
 
 @pytest.mark.slow
 def test_a_small_bound_leaves_details_to_some_rounds(measured, point_of, analysis_of):
-    run, done = measured(
+    run, _ = measured(
         *LOCAL,
         "model=synthetic model.param_mb=8 model.layers=16 model.compute_ms=10 ddp.bucket_cap_mb=1",
         "measure.rounds_max=12 measure.records_max=50KiB inject.rank=1 inject.compute_ms=20",
     )
-    assert "details in" in done.stderr
     heads = [
         json.loads((run / f"launches/0/rank-{rank}.jsonl").read_text().split("\n", 1)[0]) for rank in (0, 1)
     ]
