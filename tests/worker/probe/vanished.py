@@ -30,3 +30,4 @@ begin = time.monotonic()
 with contextlib.nullcontext() if alone and int(alone[0]) != rank else Probe(model) as probe:
     model(torch.ones(2, 8)).sum().backward()
     sys.stdout.write(json.dumps([time.monotonic() - begin, probe and probe.run_dir]) + "\n")
+dist.destroy_process_group()
