@@ -237,7 +237,10 @@ def causes(
         near("alpha, us", level["alpha_us"], truth.alpha_ns / 1e3, 0.05),
         near("bandwidth of the link, Gbit/s", level["busbw_gbit_s"], 8 / truth.beta_ns, 0.05),
     ]
-    for cause, share in expected.loss.items():
+    shares = dict(expected.loss)
+    if point["loss"].get("communication") is not None:  # nothing splits it: no GPU has confirmed the details
+        shares["communication"] = shares.pop("link_latency") + shares.pop("link_bandwidth")
+    for cause, share in shares.items():
         number = point["loss"][cause]
         if number is None and not share:  # small_batch is strong scaling's
             continue
