@@ -64,7 +64,9 @@ def beside(source: str) -> Iterator[None]:
     if not source:
         yield
         return
-    process = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", source], start_new_session=True, stderr=subprocess.DEVNULL
+    )  # it is ended by a signal and would say so
     try:
         yield
     finally:
@@ -164,7 +166,8 @@ def main() -> int:
         f"{len(lines)} of {options.runs} runs; false at high confidence: {', '.join(false) or 'none'}; "
         + "; ".join(f"{run} found in {sum(each)} of {len(each)}" for run, each in hits.items())
     )
-    ok = not false and all(sum(each) >= LEAST[run] * len(each) for run, each in hits.items())
+    whole = len(lines) >= options.runs
+    ok = whole and not false and all(sum(each) >= LEAST[run] * len(each) for run, each in hits.items())
     figures = {run: [sum(each), len(each)] for run, each in hits.items()}
     return harness.result("lived_in", ok=ok, runs=len(lines), false_at_high=len(false), link_found=figures)
 
