@@ -26,15 +26,17 @@ from typing import Any
 import hydra
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import GroupDefault, InputDefault
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scaling import resources
 from scaling.config import messages
 from scaling.config.run import to_spec
-from scaling.config.schema import Composed, Config, WhatIfConfig
+from scaling.config.schema import Composed, Config, WhatIfConfig, shaped
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
 from scaling.settings.environment import is_of_links, is_of_machine
@@ -44,8 +46,8 @@ TRUSTED = "experiment"
 TOPOLOGY = "topology"
 TOPOLOGY_SETS = (TOPOLOGY, "launcher", "cluster", "env")
 """What a topology with `# @package _global_` may set: `env` to variables of NCCL and Gloo, `cluster` as below."""
-NOT_OF_CLUSTER = ("setup", "container")
-"""Shell code and programs, which a topology may not bring."""
+NOT_OF_CLUSTER = ("setup", "container", "srun")
+"""Shell code and programs (srun has --task-prolog), which a topology may not bring."""
 SBATCH = ("licenses", "switches", "nodelist", "exclude", "contiguous", "mem", "gres-flags", "distribution")
 """Options of sbatch that say where a job runs, and not what."""
 NAMES_CODE = ("model", "data")
@@ -90,14 +92,13 @@ def only_data() -> Iterator[None]:
     load = ConfigRepository.load_config
 
     def checked(repository: ConfigRepository, config_path: str) -> Any:
-        result = load(repository, config_path)
+        group, name = os.path.split(config_path.removesuffix(".yaml"))
+        with shaped(config_path, group):
+            result = load(repository, config_path)
         if result is not None and result.path.startswith("file:"):
             folder = Path(result.path.removeprefix("file://"))
-            path = folder / f"{config_path.removesuffix('.yaml')}.yaml"
-            if path.parent.resolve() != resources.folder("conf").resolve():  # conf/config.yaml is ours
-                raw = messages.load_file(path)
-                group = str(path.parent.relative_to(folder))
-                _check(str(path), group, result.header.get("package"), raw if isinstance(raw, dict) else {})
+            if group or folder.resolve() != resources.folder("conf").resolve():  # conf/config.yaml is ours
+                _check(str(folder / group / f"{name}.yaml"), group, result)
         return result
 
     ConfigRepository.load_config = checked  # type: ignore[method-assign, assignment]
@@ -107,20 +108,27 @@ def only_data() -> Iterator[None]:
         ConfigRepository.load_config = load  # type: ignore[method-assign]
 
 
-def _check(where: str, group: str, package: str | None, values: dict[Any, Any]) -> None:
-    """InputError where a file sets what it may not."""
+def _check(where: str, group: str, loaded: ConfigResult) -> None:
+    """InputError where a file sets what it may not, by what Hydra made of it: it may have been changed since."""
     if group == TRUSTED:
         return
-    if group == "." or not (resources.folder("conf") / group).is_dir():
+    if not group or not (resources.folder("conf") / group).is_dir():
         raise InputError(f"{where}: it is in none of the groups' folders, so it is not read")
+    package, values = loaded.header.get("package"), OmegaConf.to_container(loaded.config)
+    for item in loaded.defaults_list or ():
+        _check_default(where, group, item)
+    with shaped(where, group):
+        _check_keys(where, group, package, values)
+
+
+def _check_keys(where: str, group: str, package: str | None, values: Any) -> None:
+    """InputError where a file has a key that it may not have."""
     everywhere = package == "_global_" and group == TOPOLOGY
     if package not in (None, group, "_group_") and not everywhere:
         raise InputError(
             f"{where}: @package {package}: a file of {group}/ sets {group} alone; an experiment sets more"
         )
-    for item in values.pop("defaults", None) or []:
-        _check_default(where, group, item)
-    group_values: Any = values
+    group_values = values
     if everywhere:
         for key in values:
             if key not in TOPOLOGY_SETS:
@@ -148,18 +156,17 @@ def _check(where: str, group: str, package: str | None, values: dict[Any, Any]) 
     _check_values(where, [target, values])
 
 
-def _check_default(where: str, group: str, item: Any) -> None:
+def _check_default(where: str, group: str, item: InputDefault) -> None:
     """A file may begin with another one of its group; a topology also names its launcher and cluster."""
     groups = (group, "launcher", "cluster") if group == TOPOLOGY else (group,)
-    if isinstance(item, str):
-        fine = re.fullmatch(rf"_self_|(/?{group}/)?{_NAME}(@{group})?", item)
-    else:
-        ((key, value),) = item.items() if isinstance(item, dict) and len(item) == 1 else (("", ""),)
-        fine = re.fullmatch(
-            rf"((override|optional) )?/?({'|'.join(groups)})(@{group})?:{_NAME}", f"{key}:{value}"
-        )
-    if not fine:
-        raise InputError(f"{where}: defaults: {item}: another file of {' or '.join(groups)} is expected")
+    text = f"{item.group}: {item.value}" if isinstance(item, GroupDefault) else str(item.path)
+    fine = (
+        rf"/?({'|'.join(groups)}): {_NAME}"
+        if isinstance(item, GroupDefault)
+        else rf"_self_|(/?{group}/)?{_NAME}"
+    )
+    if item.package not in (None, group) or not re.fullmatch(fine, text):
+        raise InputError(f"{where}: defaults: {text}: another file of {' or '.join(groups)} is expected")
 
 
 def _check_values(where: str, value: Any) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from scaling.config.schema import ascending, check_value
+from scaling.config.schema import ascending, check_value, shaped
 from scaling.errors import InputError
+from scaling.reading import INT_MAX
 from scaling.settings.environment import is_secret, is_secret_value
 from scaling.settings.run import Data, Ddp, Inject, Model, Spec
 
@@ -26,14 +27,15 @@ def to_model(config: dict[str, Any], *, accelerated: bool = False) -> Model:
         raise InputError(
             f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory"
         )
-    args = {str(k): v for k, v in config.items() if k not in reserved} | dict(config.get("args") or {})
-    for key, (on_cpu, on_accelerator) in (config.get("usual") or {}).items():
-        if args.get(key) is None:
-            args[key] = on_accelerator if accelerated else on_cpu
-    for key, limits in (config.get("limits") or {}).items():
-        _within(f"model.{key}", args.get(key), **limits)
-    _installed(str(config.get("name")), config.get("requires"))
-    _without_secrets("model", args)
+    with shaped("model", "model"):
+        args = {str(k): v for k, v in config.items() if k not in reserved} | dict(config.get("args") or {})
+        for key, (on_cpu, on_accelerator) in (config.get("usual") or {}).items():
+            if args.get(key) is None:
+                args[key] = on_accelerator if accelerated else on_cpu
+        for key, limits in (config.get("limits") or {}).items():
+            _within(f"model.{key}", args.get(key), **limits)
+        _installed(str(config.get("name")), config.get("requires"))
+        _check_arguments("model", args)
     return Model(
         name=str(config.get("name", target.rsplit(".", 1)[-1])),
         target=target,
@@ -42,14 +44,16 @@ def to_model(config: dict[str, Any], *, accelerated: bool = False) -> Model:
     )
 
 
-def _without_secrets(key: str, value: Any) -> None:
-    """InputError for a text that is, or by its name may be, a secret: arguments are written into the run's folder."""
+def _check_arguments(key: str, value: Any) -> None:
+    """InputError for what plan.json cannot hold, or a text that is, or by its name may be, a secret."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            _without_secrets(f"{key}.{name}", inner)
+            _check_arguments(f"{key}.{name}", inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _without_secrets(key, inner)
+            _check_arguments(key, inner)
+    elif value is not None and not isinstance(value, str) and not abs(value) <= INT_MAX:
+        raise InputError(f"{key}={value}: a finite number of at most 64 bits is expected")
     elif isinstance(value, str) and (is_secret(key.rpartition(".")[2]) or is_secret_value(value)):
         raise InputError(
             f"{key}: this secret would be written into the run's folder; set it in the environment of `scaling` "
@@ -75,11 +79,12 @@ def to_data(config: dict[str, Any]) -> Data:
         check_value(Data, key, value, f"data.{key}")
     if not isinstance(config.get("pin_memory", True), bool):
         raise InputError(f"data.pin_memory={config['pin_memory']}: true or false is expected")
-    args = {str(k): v for k, v in config.items() if k not in reserved} | dict(config.get("args") or {})
+    with shaped("data", "data"):
+        args = {str(k): v for k, v in config.items() if k not in reserved} | dict(config.get("args") or {})
+        _check_arguments("data", args)
     for key, value in args.items():
         if value is None:
             raise InputError(f"data.{key}: a value is expected, such as data.{key}=...")
-    _without_secrets("data", args)
     named = config.get("name", "synthetic")
     return Data(
         name=target.rsplit(".", 1)[-1] if named in ("synthetic", "custom") else str(named),
@@ -92,7 +97,7 @@ def to_data(config: dict[str, Any]) -> Data:
 
 def _installed(model: str, package: str | None) -> None:
     """InputError where a preset's package is missing. It is not imported: that takes a second."""
-    if package is not None and importlib.util.find_spec(package) is None:
+    if package is not None and importlib.util.find_spec(package.partition(".")[0]) is None:
         raise InputError(
             f"model={model}: needs {package}, which is not installed; pip install 'scaling-harness[models]'"
         )

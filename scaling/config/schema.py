@@ -11,9 +11,10 @@ InputError has the key, the value and what would be accepted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from scaling.errors import InputError
@@ -187,6 +188,15 @@ def _in_yaml(value: Any) -> str:
             return f"{value:g}"
         case _:
             return str(value)
+
+
+@contextlib.contextmanager
+def shaped(where: object, group: str) -> Iterator[None]:
+    """InputError where what a file holds has another shape than those of its group."""
+    try:
+        yield
+    except (TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"{where}: keys and values as in conf/{group}/ are expected ({error})") from error
 
 
 def ascending(key: str, asked: Sequence[int]) -> tuple[int, ...]:

@@ -60,16 +60,19 @@ VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver", "kernel")
 """Facts about the software."""
 
 _SECRET = re.compile(
-    r"((?<!_P)KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|JWT|AUTH"
-    r"|(^|_)(PASS|PW|PWD|PAT|CRED|PIN|BEARER))S?([_\d]|$)",
+    r"((?<!_P)KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|JWT"
+    r"|AUTH(ORIZATION)?|SIGNATURE|(^|_)(PASS|PW|PWD|PAT|CRED|PIN|BEARER|SIG))S?([_\d]|$)",
     re.IGNORECASE,
 )
+_PASSWORD = re.compile(r"PASS[WPC]|SECRET|(?<![A-Z])(PW|PWD|PIN)(?![A-Z])", re.IGNORECASE)
+"""In names whose value is secret in digits too. For other names of secrets digits are a count, as of tokens or keys."""
 _SECRET_VALUE = re.compile(
     r"://[^/\s@]*:[^/\s@]+@|-----BEGIN |\beyJ[\w-]+\.[\w-]+\.|\b(Bearer|Basic) +[\w.+/=-]{8}"
-    r"|(^|[\s=:,'\"])(sk-|gh[opsu]_|github_pat_|glpat-|hf_|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-)[\w-]{8}"
+    r"|(^|[\s=:,'\"])(sk-|[rs]k_live_|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-)[\w-]{8}"
+    r"|[/@(](gh[opsur]_|github_pat_|glpat-|hf_|AKIA)[A-Za-z0-9]{16}|//hooks\.slack\.com/services/\w"
 )
-_PAIR = re.compile(r"([A-Za-z_][\w-]*)['\"]?\s*[:=]\s*['\"]?(?!\d+\b)[^\s'\"]")
-"""A name and its value within a word, as in JSON or a query; a value in digits is a count."""
+_PAIR = re.compile(r"([A-Za-z_][\w-]*)['\"]?\s*[:=]\s*['\"]?(?=[^\s'\"])(\d[\d.]*(?=[\s,;&)\]}'\"]|$))?")
+"""A name and its value within a word, as in JSON or a query; the value only where it is digits."""
 LEFT_OUT = "(left out)"
 
 
@@ -80,23 +83,28 @@ def is_secret(name: str) -> bool:
 
 def is_secret_value(value: str) -> bool:
     """Whether a text has what looks like a credential: an address with a password, a token, `"api_key": "X"`."""
-    return _SECRET_VALUE.search(value) is not None or any(map(is_secret, _PAIR.findall(value)))
+    pairs = any(is_secret(name) and not _is_count(name, given) for name, given in _PAIR.findall(value))
+    return pairs or _SECRET_VALUE.search(value) is not None
+
+
+def _is_count(name: str, value: str) -> bool:
+    return re.fullmatch(r"\d[\d.]*", value) is not None and _PASSWORD.search(name) is None
 
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     """A command's words: LEFT_OUT in place of what an option or key with a secret's name is given (`--api-key X`)."""
     shown: list[str] = []
-    hides = False
+    hides = ""
     for word in words:
         name, equals, value = word.partition("=")
         secret = _named_so(name)
         if hides and not word.startswith("-"):
-            shown.append(word if word.isdecimal() else LEFT_OUT)
-        elif equals and (secret or is_secret_value(value)) and not value.isdecimal():
+            shown.append(word if _is_count(hides, word) else LEFT_OUT)
+        elif equals and (secret or is_secret_value(value)) and not _is_count(name, value):
             shown.append(f"{name}={LEFT_OUT}")
         else:
             shown.append(LEFT_OUT if is_secret_value(word) else word)
-        hides = secret and not equals and word.startswith("-")
+        hides = name if secret and not equals else ""
     return tuple(shown)
 
 

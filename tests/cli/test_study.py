@@ -180,7 +180,7 @@ def test_an_imported_topology_replaces_none(tmp_path, capsys, monkeypatch):
 
 
 def test_arguments_are_left_out_by_their_names_and_looks():
-    secret = "correct-horse"
+    secret, number = "correct-horse", "83726154"
     for words in (
         ["--api-key", secret],
         [f"--apiKey={secret}"],
@@ -192,9 +192,16 @@ def test_arguments_are_left_out_by_their_names_and_looks():
         ["--header", f"Authorization: Bearer {secret}"],
         ["--cfg", f'{{"lr": 0.1, "api_key": "{secret}"}}'],
         ["--cfg", f"{{hub_token: {secret}}}"],
+        ["--cfg", f"{{'password': {number}}}"],
+        ["--password", number],
+        [f"--db-pin={number}"],
+        ["LOGGER.API_KEY", secret],
+        ["--header", f"Authorization: token {secret}"],
+        ["--data", f"https://store.example/set?se=2030&sig={secret}"],
+        ["--repo", f"https://ghp_{number * 3}@git.example/me/repo"],
     ):
         found = without_secrets(["train.py", *words])
-        assert not any(secret in word for word in found)
+        assert not any(secret in word or number in word for word in found)
         assert LEFT_OUT in " ".join(found)
     plain = [
         "train.py",

@@ -32,6 +32,18 @@ def test_the_default_model_is_larger_on_an_accelerator():
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        *({"args": 5}, {"usual": {"width": 5}}, {"limits": 5}, {"requires": []}),
+        *({"x": float("nan")}, {"args": {"x": [10**30]}}, {"x": b"bytes"}),
+    ],
+)
+def test_arguments_of_another_shape_or_that_no_plan_can_hold_are_refused(given):
+    with pytest.raises(InputError, match="expected"):
+        to_model({"_target_": "package.module.factory", **given})
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [("token", "abc"), ("url", "https://me:word@store.example/set"), ("store", {"api_key": "abc"})],
 )
