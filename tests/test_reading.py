@@ -137,6 +137,8 @@ def _opens(call: ast.Call) -> bool:
     on_path = not (
         isinstance(call.func.value, ast.Name) and call.func.value.id in ("reading", "os", "webbrowser")
     )
+    if isinstance(call.func.value, ast.Name) and call.func.value.id == "shutil":
+        return call.func.attr.startswith("copy")
     if call.func.attr in ("read_text", "read_bytes"):
         return on_path
     modes = [a.value for a in call.args if isinstance(a, ast.Constant)]

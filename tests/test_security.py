@@ -225,6 +225,47 @@ def test_a_run_behind_a_link_of_another_user_is_not_acted_on(verb, run, tmp_path
         refused(capsys, ACTING[verb](str(link)), f"{theirs}: belongs to another user")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("below", ["launches", "wandb/offline-run-1-a/run-a.wandb"])
+def test_what_a_verb_writes_to_or_uploads_below_a_run_is_its_users_own(below, run, capsys):
+    """A copy as root keeps owners: who owns `launches` can put compiled code there, and W&B's files name others."""
+    theirs = run.path / below
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.touch()
+    os.chown(theirs, 12345, 12345)
+    refused(capsys, ACTING["sync"](str(run.path)), f"{theirs}: belongs to another user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_file_that_is_a_link_into_anothers_folder_is_not_acted_on(run, tmp_path, capsys):
+    """The file there is this user's, but the folder's owner can put another one in its place."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    run.plan.rename(theirs / "plan.json")
+    run.plan.symlink_to(theirs / "plan.json")
+    assert require_own(run) == run
+    os.chown(theirs, 12345, 12345)
+    refused(capsys, ACTING["verify"](str(run.path)), f"{theirs}: belongs to another user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_no_table_is_written_below_another_users_folder(run, capsys):
+    """Its owner could move the folder of tables meanwhile, and put links in the place of the files."""
+    for table in run.path.glob("*.parquet"):
+        shutil.rmtree(table)
+    os.chown(run.path, 12345, 12345)
+    assert main(["analyze", str(run.path)]) == 0, capsys.readouterr().err
+    assert run.report_html.is_file()
+    assert not list(run.path.glob("*.parquet"))
+
+
+def test_a_file_of_any_length_is_not_copied_into_a_baseline(run, tmp_path):
+    with run.config.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="more than the limit"):
+        baselines.keep("main", run, read_plan(run), tmp_path / "baselines")
+
+
 def test_what_a_link_in_a_run_leads_to_is_not_copied_into_a_baseline(run, tmp_path):
     (tmp_path / "key").write_text("a secret")
     run.config.unlink()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from scaling.errors import InputError, ScalingError
-from scaling.records.files import read_json, remove, write_json
+from scaling.errors import InputError, ScalingError, while_reading
+from scaling.reading import read_text
+from scaling.records.files import read_json, remove, write_json, write_text
 from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
 from scaling.settings.bounds import Named
@@ -65,7 +65,9 @@ def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFold
         copies.append((launches.described.folder.env(0), part.launch(0).env(0)))
     for source, copy in copies:
         if source.is_file() and not source.is_symlink():  # it may lead out of the run
-            shutil.copy(source, copy)
+            with while_reading(source, "a file as `scaling` writes it is kept"):
+                text = read_text(source)
+            write_text(copy, text)
     now = dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="microseconds")
     machine, work = _machine(launches), _work(plan)
     write_json(

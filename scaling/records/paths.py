@@ -255,15 +255,17 @@ def is_own(folder: RunFolder) -> bool:
     return False
 
 
-def require_own(folder: RunFolder) -> RunFolder:
+def require_own(folder: RunFolder, *also: Path) -> RunFolder:
     """Return the folder where only this user can have written or moved it; InputError otherwise.
 
     A run's plan names code that is then run, so verbs that start or end something check this first. Whoever owns a
     folder above it or a link on the way to it, or may write there, can put another run in its place; root and those
-    who share a group are trusted.
+    who share a group are trusted. `also`: what else is used, beside the run's documents and the folders in it.
     """
-    files = (folder.config, folder.plan, folder.analysis, folder.job_script, folder.jobs)
-    above = _way_to(folder.path)
+    files = [folder.config, folder.plan, folder.analysis, folder.job_script, folder.jobs, *also]
+    files += (path for path in folder.path.glob("*") if path.is_dir())  # a launch writes and compiles there
+    links = (step for path in files if path.is_symlink() for step in _way_to(path))
+    above = [*_way_to(folder.path), *(step for step in links if step != folder.path.absolute())]
     for path in (folder.path, *files, *above):
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat() if path in above else path.stat()

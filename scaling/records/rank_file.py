@@ -178,7 +178,7 @@ class Stored:
         if self.text is not None:
             return self.text[begin:end]
         path, at = self.copy or (self.path, 0)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, end - begin, at + begin)
         finally:

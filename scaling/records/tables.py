@@ -28,7 +28,7 @@ from typing import Any
 import polars as pl
 
 from scaling.records.frames import PART, SCHEMAS, Frame, in_memory
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, is_own
 from scaling.records.rank_file import Gap, RankFile
 
 TABLE_SCHEMA = "1"
@@ -43,15 +43,15 @@ class Scratch:
     """A temporary folder for the files of tables; it is made with the first one, and goes with the tables."""
 
     parent: Path
-    """Where it is made, if this user may write there."""
+    """Where it is made, if it is this user's own: another one could put links in the place of the files."""
     kept: TemporaryDirectory[str] | None = None
 
     @property
     def path(self) -> Path:
         """The folder. OSError where it cannot be made."""
         if self.kept is None:
-            writable = os.access(self.parent, os.W_OK)
-            self.kept = TemporaryDirectory(prefix=".tables-", dir=self.parent if writable else None)
+            own = is_own(RunFolder(self.parent))
+            self.kept = TemporaryDirectory(prefix=".tables-", dir=self.parent if own else None)
         return Path(self.kept.name)
 
 
@@ -226,9 +226,9 @@ def publish_tables(folder: RunFolder, tables: Tables) -> None:
     """Move the files of the tables into the run's folder, table by table; OSError where that fails.
 
     A table that has no rows, such as `fabric` without a size sweep, becomes one empty file. The tables are not to be
-    used any more.
+    used any more. Another user's folder gets none, as in `Scratch`.
     """
-    for name in PUBLISHED:
+    for name in PUBLISHED if is_own(folder) else ():
         target = folder.table(name)
         unfinished = target.with_name(f".{target.name}.part")
         _remove(unfinished)

@@ -114,7 +114,8 @@ def sync(arguments: list[str]) -> int:
     """Upload, and print what was uploaded."""
     paths, _ = parse("sync", arguments)
     folder = RunFolder(named(paths[0]))
+    folder = folder if folder.comparison.is_file() else find_run(paths[0])
     from scaling.report.tracking.sync import sync as upload  # noqa: PLC0415  wandb is slow to import
 
-    say(upload(require_own(folder if folder.comparison.is_file() else find_run(paths[0]))))
+    say(upload(require_own(folder, *(folder.wandb / "wandb").rglob("*"))))
     return 0
