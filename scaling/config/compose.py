@@ -159,7 +159,7 @@ def _check_keys(where: str, group: str, package: str | None, values: Any) -> Non
 def _check_default(where: str, group: str, item: InputDefault) -> None:
     """A file may begin with another one of its group; a topology also names its launcher and cluster."""
     groups = (group, "launcher", "cluster") if group == TOPOLOGY else (group,)
-    text = f"{item.group}: {item.value}" if isinstance(item, GroupDefault) else str(item.path)
+    text = f"{item.group}: {item.value}" if isinstance(item, GroupDefault) else getattr(item, "path", "")
     fine = (
         rf"/?({'|'.join(groups)}): {_NAME}"
         if isinstance(item, GroupDefault)
