@@ -127,6 +127,17 @@ class _Watchdog:
             )
 
 
+def _silent(nccl: NcclLines, listed: set[str]) -> Iterator[str]:
+    """Hosts that a table lists and NCCL says nothing of, though settings of its environment show on others."""
+    silent = sorted(listed - set(nccl.hosts))
+    if silent and nccl.settings and listed & set(nccl.hosts):
+        names = ", ".join(["NCCL_DEBUG", *list(nccl.settings)[:3]])
+        yield (
+            f"no line of NCCL comes from {', '.join(silent[:SHOWN])}, where ranks ran too: if all output is here, the "
+            f"environment ({names}) did not get there: mpirun -x NAME, srun --export=ALL"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLog:
     """What is printed; `findings` name a cause and a remedy."""
@@ -138,7 +149,7 @@ class JobLog:
 
 def read_job_logs(paths: Iterable[Path]) -> JobLog:
     """All files of one job together. InputError where no line of NCCL or of its watchdog is in them."""
-    nccl, watchdog, links = NcclLines(), _Watchdog(), []
+    nccl, watchdog, links, listed = NcclLines(), _Watchdog(), [], set()
     paths = list(paths)
     for path in paths:
         text: list[str] = []
@@ -153,10 +164,11 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
         with contextlib.suppress(InputError):  # most outputs hold no table of nccl-tests
             tables = parse_log("".join(text), str(path))
             links += [table.beside(tuple(nccl.causes()), nccl.network()) for table in tables]
+            listed |= {device.host for table in tables for device in table.devices}
     if not (nccl.hosts or watchdog.stands or watchdog.timed_out or watchdog.stuck):
         raise InputError(f"{', '.join(map(str, paths[:3]))}: no such line in it; {EXPECTED}")
     watchdog.ranks = max(watchdog.ranks, nccl.ranks)
-    findings = [*watchdog.waits(), *nccl.causes()]
+    findings = [*watchdog.waits(), *nccl.causes(), *_silent(nccl, listed)]
     hosts = sorted((name, h) for name, h in nccl.hosts.items() if h.sends or h.receives)
     links = [text for text in links if text is not None]
     lines = [f"# host     {name}: {h.text()}" for name, h in hosts[:SHOWN]]

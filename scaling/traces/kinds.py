@@ -42,7 +42,11 @@ _OTHERS = (
         "nccl-tests",
         "scaling import nccl-tests FILE reads it",
     ),
-    (rb"(?m)^\s*GPU0\s+GPU1|Link Type between", "a matrix of a machine", "scaling import topo FILE reads it"),
+    (
+        rb'(?m)^\s*GPU0\s+GPU1|Link Type between|^ACCESS TABLE:|"\(Topology\)|"link_type"',
+        "a matrix of a machine",
+        "scaling import topo FILE reads it",
+    ),
     (rb"<system\b", "NCCL's topology", "scaling import nccl-xml FILE reads it"),
     (rb"rocprofiler-sdk-tool", "rocprofv3", _PROFILER),
     (rb"GlobalMetadata|chakra", "a Chakra execution trace", _PROFILER),

@@ -89,6 +89,7 @@ def test_senders_without_gpudirect_read_are_no_finding(findings):
             [
                 line("a", "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>"),
                 *channel("a", "receive", "NET/IB/1/GDRDMA"),
+                line("a", "Using network IB", pid=2),
             ],
             "a uses 1 of 2 network cards",
         ),
@@ -120,6 +121,36 @@ def test_ways_that_are_slower_than_they_need_to_be(findings, lines, said):
     assert said in findings(lines)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            line("a", "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"),
+            line("a", "Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer"),
+        ],
+        [
+            line("a", "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_2:1/IB [RO]; OOB eth0:192.0.2.1<0>"),
+            *channel("a", "receive", "NET/IB/1/GDRDMA"),
+        ],
+    ],
+    ids=["cards that one host does not need", "one GPU and two cards"],
+)
+def test_what_looks_odd_and_is_as_it_should_be(findings, lines):
+    assert findings(lines) == ""
+
+
+def test_a_host_without_lines_of_nccl_did_not_get_the_environment(findings):
+    first = line("host0", "NCCL_NET_GDR_LEVEL set by environment to SYS")
+    table = (
+        f"{devices(range(16), range(16))}\n# out-of-place in-place\n 4096 1024 float sum -1"
+        + " 9.5 0.43 0.8 0" * 2
+    )
+    assert findings([first, table]).startswith(
+        "no line of NCCL comes from host1, where ranks ran too: if all output"
+    )
+    assert findings([first, line("host1", "Using network IB"), table]) == ""
+
+
 def warned(host, text, place="misc/ibvwrap.cc:278"):
     return f"{host}:7:8 [0] {place} NCCL WARN {text}"
 
@@ -136,6 +167,8 @@ def warned(host, text, place="misc/ibvwrap.cc:278"):
         ("Bootstrap : no socket interface found", "NCCL_SOCKET_IFNAME"),
         ("socketStartConnect: Connect to 192.0.2.1<5> failed : Connection refused", "not docker0"),
         ("NET/OFI Could not find any optimal provider", "EFA"),
+        ("NET/OFI Unable to register memory (type = 2) for device 3. RC: -22", "libcuda.so"),
+        ("ncclSocketInit: connecting to address  with family 1 is neither AF_INET(2)", "ncclGroupStart"),
     ],
 )
 def test_a_warning_that_is_known_has_its_remedy(findings, warning, said):

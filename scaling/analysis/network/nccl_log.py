@@ -40,7 +40,7 @@ SHOWN = 12
 
 LINE_BYTES_MAX = 4096
 """Longer lines, which NCCL does not write, are read in parts."""
-_MESSAGE = re.compile(r"([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[-?\d{1,5}\] (?:\S+ ){0,2}NCCL (INFO|WARN) ")
+_MESSAGE = re.compile(r"([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[(-?\d{1,5})\] (?:\S+ ){0,2}NCCL (INFO|WARN) ")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"rank \d+ nranks (\d{1,7})\b(.* - Init START)?", re.IGNORECASE)
 _VIA = re.compile(
@@ -62,7 +62,8 @@ _TURNED_OFF = {
     "NCCL_NVLS_ENABLE": "takes reduction in NVSwitches away",
 }
 _DIRECT = (
-    "load nvidia_peermem (or use dma-buf), and look at NCCL_NET_GDR_LEVEL, ACS and the container's devices"
+    "load nvidia_peermem (or use dma-buf), and look at NCCL_NET_GDR_LEVEL, ACS and the container's devices (GeForce "
+    "and GB10 cannot)"
 )
 _REMEDIES = (
     (
@@ -94,11 +95,22 @@ _REMEDIES = (
         "NCCL_SOCKET_IFNAME (not docker0, virbr0 or lo), and look at the firewall",
     ),
     (
-        r"NET/OFI .*(?:provider|[Ff]ailed)",
+        r"connecting to address .*family \d+ is neither",
+        "two ranks sent to each other before either received: put both calls between ncclGroupStart and ncclGroupEnd "
+        "(torch: batch_isend_irecv), or let one receive first",
+    ),
+    (
+        r"NET/OFI Unable to register memory",
+        "libfabric cannot register the GPU's memory: the container lacks libcuda.so, or, with NCCL 2.19 on EFA, "
+        "libfabric is older than EFA's installer 1.29.1 (FI_EFA_SET_CUDA_SYNC_MEMOPS=0 goes around it)",
+    ),
+    (
+        r"NET/OFI .*(?:provider|initialization failed)",
         "the plugin for EFA found no provider, so NCCL goes over TCP: give the container the EFA devices and libfabric",
     ),
 )
-"""A warning of NCCL, and what its threads found behind it (NVIDIA/nccl#342, #380, #426, #928, #229, nccl-tests#206)."""
+"""A warning of NCCL, and what its threads found behind it (NVIDIA/nccl#342, #380, #426, #928, #229, #2057,
+nccl-tests#206, awslabs/awsome-distributed-ai#203)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,8 @@ class HostWays:
     sends: Counter[str] = field(default_factory=Counter)
     receives: Counter[str] = field(default_factory=Counter)
     cards_used: set[str] = field(default_factory=set)
+    gpus: set[str] = field(default_factory=set)
+    """Process and device of each GPU that has lines."""
     cards: int = 0
     rates: dict[str, int] = field(default_factory=dict)
     """Gbit/s by card."""
@@ -178,7 +192,8 @@ class NcclLines:
         ends = [*(mark.start() for mark in marks[1:]), len(line)]
         for mark, end in zip(marks, ends, strict=False):  # processes print into each other's lines
             host, text = self.hosts.setdefault(mark[1], HostWays()), line[mark.end() : end].strip()
-            if mark[3] == "WARN":
+            host.gpus.add(mark[2] + mark[3])
+            if mark[4] == "WARN":
                 self.warnings[text] = None
                 continue
             world_size = self._info(host, text, world_size)
@@ -279,7 +294,8 @@ def _ways(hosts: dict[str, HostWays]) -> Iterator[str]:
     plain, direct = [], []
     for name, host in sorted(hosts.items()):
         net = [t for t in host.receives if t.startswith("NET/") and "Socket" not in t]
-        if any(not t.endswith("GDRDMA") for t in net) or (host.without_direct and not net):
+        inside = len(hosts) == 1 and host.sends  # one host needs no network
+        if any(not t.endswith("GDRDMA") for t in net) or (host.without_direct and not net and not inside):
             plain.append(name)
         elif net:
             direct.append(name)
@@ -290,7 +306,8 @@ def _ways(hosts: dict[str, HostWays]) -> Iterator[str]:
     if socket:
         yield (
             f"{_names(socket)} goes over TCP (NET/Socket): if there are InfiniBand or RoCE cards, look at "
-            "NCCL_IB_DISABLE, NCCL_IB_HCA, and whether the container has libibverbs and sees /dev/infiniband"
+            "NCCL_IB_DISABLE, NCCL_IB_HCA, and whether the container has libibverbs and sees /dev/infiniband; EFA and "
+            "Slingshot need the plugin aws-ofi-nccl (libnccl-net.so) in LD_LIBRARY_PATH"
         )
     shm = [n for n, h in hosts.items() if "SHM" in h.sends]
     if shm:
@@ -299,7 +316,8 @@ def _ways(hosts: dict[str, HostWays]) -> Iterator[str]:
             f"{_names(shm)} goes through host memory (SHM){some}: where NVLink or a PCIe switch joins them, "
             "peer access is off. Look at NCCL_P2P_DISABLE, ACS, IOMMU, and srun --gpus-per-task, which hides the peers"
         )
-    few = [n for n, h in hosts.items() if h.cards > 1 and 0 < len(h.cards_used) < h.cards]
+    # A GPU uses its nearest card, so fewer GPUs than cards leave cards aside.
+    few = [n for n, h in hosts.items() if 0 < len(h.cards_used) < min(h.cards, len(h.gpus))]
     for name in few[:SHOWN]:
         yield (
             f"{name} uses {len(hosts[name].cards_used)} of {hosts[name].cards} network cards: look at NCCL_IB_HCA, at "

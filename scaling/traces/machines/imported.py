@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +31,13 @@ class Imported:
 
 
 def import_topo(text: str, source: str, name: str) -> Imported:
-    """Import the output of `nvidia-smi topo -m` or `rocm-smi --showtopo`; names of GPUs tell NVLink's rate."""
+    """Import a matrix of what joins devices (topo_matrix); names of GPUs tell NVLink's rate."""
     matrix = topo_matrix.parse_topo(text, source)
-    kind = (
-        "rocm-smi --showtopo" if "XGMI" in matrix.pairs.values() or "ROCm" in text else "nvidia-smi topo -m"
+    signs = (
+        ("amd-smi topology", f'{topo_matrix.AMD_SMI}|"link_type"'),
+        ("rocm-smi --showtopo", r"XGMI|ROCm|\(Topology\)"),
     )
+    kind = next((tool for tool, sign in signs if re.search(sign, text)), "nvidia-smi topo -m")
     unknown = f"{kind} tells the kind of the way and no rate"
     levels, notes = layout.levels(matrix, lambda _: (None, unknown), layout.nvlink_of(text))
     return _machine(matrix, levels, notes, source, name, kind)

@@ -112,27 +112,21 @@ def levels(
 def nvlink_of(text: str) -> tuple[int, str] | None:
     """(bit/s, source) of one NVLink of the GPUs that a text names; None where it names none, or unlike ones."""
     named = {bit_s: hit[0] for pattern, _, bit_s in NVLINKS if (hit := re.search(pattern, text))}
-    return (
-        None
-        if len(named) != 1
-        else next((bit_s, f"{name}, which the file names") for bit_s, name in named.items())
-    )
+    told = ((bit_s, f"{name}, which the file names") for bit_s, name in named.items())
+    return next(told) if len(named) == 1 else None
 
 
 def nvlinks(layout: Layout, each: tuple[int, str] | None = None) -> tuple[int, str]:
     """Nominal bit/s over the NVLinks of the device that has the fewest, in one direction, and where it comes from."""
-    totals, widest = [], 0
-    for device in range(layout.devices):
-        counts = [
-            int(c[2:])
-            for pair, c in layout.pairs.items()
-            if device in pair and c.startswith("NV") and c[2:].isdigit()
-        ]
-        if counts:
-            totals.append(sum(counts))
-            widest = max(widest, *counts)
-    links = widest if min(totals, default=0) > LINKS_MAX else min(totals, default=0)
-    how = "through a switch" if min(totals, default=0) > LINKS_MAX else "to all peers together"
+    counts = [
+        [int(c[2:]) for pair, c in layout.pairs.items() if device in pair and re.fullmatch(r"NV\d+", c)]
+        for device in range(layout.devices)
+    ]
+    joined = [count for count in counts if count]
+    least = min(map(sum, joined), default=0)
+    switched = least > LINKS_MAX
+    links = max(map(max, joined)) if switched else least
+    how = "through a switch" if switched else "to all peers together"
     unknown = (
         "generations 2 to 4; 20 in the first, 14 on GA102, 50 in the fifth: which one is not in the file"
     )
@@ -149,46 +143,45 @@ def to_yaml(
     hosts: int = 1,
 ) -> str:
     """The text of a file in conf/topology; `between` joins the hosts, where that is known."""
-    note = "; ".join([f"imported from {source}", *layout.notes])
-    lines = [
-        f"# Imported from {_line(source)}; values that it does not hold are null.",
-        f"name: {_text(name)}",
-        "kind: local",
-        f"hosts: {hosts}",
-        f"ranks_per_host: {layout.devices}",
-        "device: auto",
-        "backend: auto",
-        _between(between),
-        "levels:" if nested else "levels: []",
-    ]
-    for level in nested:
-        # A measured rate is reached in full, so its share is 1.
-        latency = f", share: 1.0{_latency(level)}" if level.link_class == "measured" else ""
-        named = f"name: {_text(level.name)}, link_class: {_text(level.link_class)}"
-        lines.append(f"  - {{{named}, ranks: {level.ranks}, rate: {_rate(level)}{latency},")
-        lines.append(f"     source: {_text(level.source)}}}")
-    lines.append(f"islands: {_lists(layout.islands)}")
-    lines.append(f"numa: {_lists(layout.numa)}")
-    lines.append("nics:" if layout.nics else "nics: []")
-    for nic in layout.nics:
-        joined = f"near: {list(nic.near)}, link_class: {_text(nic.link_class)}, rate: {_rate(nic)}"
-        lines.append(f"  - {{name: {_text(nic.name)}, {joined}}}")
-    lines.append(f"note: {_text(note)}")
+    unknown = Link(source="between hosts: not in the file")
+    fields = {
+        "name": name,
+        "kind": "local",
+        "hosts": hosts,
+        "ranks_per_host": layout.devices,
+        "device": "auto",
+        "backend": "auto",
+        "link": _link(between if between is not None and between.rate_bit_s is not None else unknown),
+        "levels": [
+            {"name": e.name, "link_class": e.link_class, "ranks": e.ranks, **_link(e)} for e in nested
+        ],
+        "islands": layout.islands,
+        "numa": layout.numa,
+        "nics": [
+            {"name": _line(n.name), "near": n.near, "link_class": n.link_class, "rate": _rate(n.rate_bit_s)}
+            for n in layout.nics
+        ],
+        "note": _line("; ".join([f"imported from {source}", *layout.notes])),
+    }
+    lines = [f"# Imported from {_line(source)}; values that it does not hold are null."]
+    for key, value in fields.items():
+        if value and isinstance(value, list):
+            lines += [f"{key}:", *(f"  - {json.dumps(item)}" for item in value)]
+        else:
+            lines.append(f"{key}: {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _between(link: Link | None) -> str:
-    if link is None or link.rate_bit_s is None:
-        return 'link: {rate: null, source: "between hosts: not in the file"}'
-    return f"link: {{rate: {_rate(link)}, share: 1.0{_latency(link)}, source: {_text(link.source)}}}"
+def _link(link: Link) -> dict[str, str | float | None]:
+    """Rate and source; a measured rate is reached in full, so its share is 1."""
+    measured = {"share": 1.0} if isinstance(link, Level) and link.link_class == "measured" else {}
+    if measured and link.latency_us is not None:
+        measured["latency_us"] = float(f"{link.latency_us:.4g}")
+    return {"rate": _rate(link.rate_bit_s), **measured, "source": _line(link.source)}
 
 
-def _rate(link: Link | Nic) -> str:
-    return "null" if link.rate_bit_s is None else _text(f"{link.rate_bit_s / 1e9:g}gbit")
-
-
-def _latency(link: Link) -> str:
-    return "" if link.latency_us is None else f", latency_us: {link.latency_us:.4g}"
+def _rate(bit_s: int | None) -> str | None:
+    return None if bit_s is None else f"{bit_s / 1e9:g}gbit"
 
 
 def summary(layout: Layout, nested: tuple[Level, ...], left: tuple[str, ...]) -> list[str]:
@@ -220,14 +213,6 @@ def _range(part: tuple[int, ...]) -> str:
     return ",".join(map(str, part))
 
 
-def _text(value: str) -> str:
-    """Quoted; `${` is broken up, since OmegaConf would interpolate it."""
-    return json.dumps(_line(value).replace("${", "$ {"))
-
-
 def _line(value: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in value).split())
-
-
-def _lists(parts: tuple[tuple[int, ...], ...]) -> str:
-    return json.dumps([list(part) for part in parts])
+    """One line; `${` is broken up, since OmegaConf would interpolate it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in value).split()).replace("${", "$ {")

@@ -20,6 +20,7 @@ from scaling.traces.profiler.signs import element_bytes
 from scaling.units import format_bytes
 
 EXPECTED = "a log of nccl-tests is expected, with rows of size, count, type, ... time, algbw, busbw"
+NO_NUMBER = "the row of {} has no number for {} (nan)"
 _TAG = re.compile(
     r"\[(?:[\w.-]{1,80}@)?\d{1,7},\d{1,7}\]<std\w{3,4}>:?|\[\d{1,6}\](?=\s|$)|(?<!\S)\d{1,6}:(?=\s)|\x1b\[[\d;]*m"
 )
@@ -30,6 +31,8 @@ _IN_PLACE = re.compile(r"\d+\s+\d+\s+\w+(?:\s+[a-z]\w*)?(?:\s+-?\d{1,6})?\s{30}"
 """A row whose columns of the out-of-place mode are blank."""
 _WHOLE = re.compile(r"\d+\.\d\d|\d[\d.e+]{4,}\d")
 """A figure of six columns that was printed to its end."""
+_THOUSANDS = re.compile(r"(?<!\S)\d{1,3}(?:,\d{3})+\s+\d[\d,]*\s+[A-Za-z]\w*\s")
+"""A row whose sizes are written with commas, as a sheet or a page shows them."""
 _STAMP = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
 _FIGURES = re.compile(r"(?:\d[\d.]*(?:e[+-]?\d+)?|N/A)(?:\s+(?:\d[\d.]*(?:e[+-]?\d+)?|N/A))*", re.IGNORECASE)
 _DEVICE = re.compile(
@@ -88,6 +91,8 @@ def _whole_lines(text: str) -> Iterator[str]:
     before = ""
     for raw in text.splitlines():
         line = _TAG.sub(" ", raw.replace("|", " ") if raw.count("|") > 8 else raw).rstrip()
+        if _THOUSANDS.search(line):
+            line = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", line)
         if before.endswith("\\"):
             before = before[:-1] + line
         elif before and _FIGURES.fullmatch(line.strip()) and _ROW.search(before + " "):
@@ -175,6 +180,9 @@ def _rows(line: str, before: list[Row], per_iteration: bool) -> tuple[list[Row],
     rows = []
     only_in_place = len(modes) == 1 and not cut and _IN_PLACE.match(line)
     for mode, values in zip(MODES[1:] if only_in_place else MODES, modes, strict=False):
+        if {word.lower().strip("-") for word in values} & {"nan", "inf"}:
+            cut = NO_NUMBER.format(format_bytes(int(size)), mode)
+            continue
         time, algbw, busbw, error = map(_number, values)
         if time is None or algbw is None or busbw is None or (error is None and values[3] != "N/A"):
             return [], ""
@@ -227,16 +235,18 @@ def _from_json(text: str, where: str) -> LogTable:
             for d in config.get("devices") or document.get("devices") or ()
         ]
         rows = [row for result in results for row in _json_rows(result)]
+        real = [row for row in rows if all(map(math.isfinite, (row.time_us, row.algbw_gb_s, row.busbw_gb_s)))]
         words = [str(word) for word in document.get("args", ())]
         average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"{where}: not the whole of what -J of nccl-tests writes ({type(error).__name__}: {error}); {EXPECTED}"
         ) from error
-    if not rows:
+    if not real:
         raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
     command = _COMMAND.search(words[0]) if words else None
-    table = LogTable(devices=devices, rows=rows, launch={"ranks_per_process": per_process})
+    table = LogTable(devices=devices, rows=real, launch={"ranks_per_process": per_process})
+    table.cut = [NO_NUMBER.format(format_bytes(r.bytes), r.mode) for r in rows if r not in real]
     table.average_gb_s = None if average is None else float(average)
     if command:
         table.collective, table.how = _NAMES.get(command[1], command[1]), "its command"
@@ -251,8 +261,8 @@ def _json_rows(result: dict[str, Any]) -> Iterator[Row]:
                 float(v)
                 for v in (values.get("time", values.get("cpu_time")), values["alg_bw"], values["bus_bw"])
             )
-            if not all(math.isfinite(v) and v >= 0 for v in (time, algbw, busbw)):
-                raise ValueError(f"a figure of {result['size']} bytes is no number")
+            if min(time, algbw, busbw) < 0:
+                raise ValueError(f"a figure of {result['size']} bytes is below zero")
             yield Row(
                 bytes=int(result["size"]),
                 count=int(result["count"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ET
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -133,19 +132,16 @@ def _devices(root: ET.Element) -> tuple[list[_Device], list[tuple[str, _Device, 
     return gpus, nics
 
 
-def _walk(cpu: ET.Element) -> Iterator[tuple[tuple[int, ...], ET.Element, int | None, str]]:
+def _walk(
+    element: ET.Element, path: tuple[int, ...] = (), rate: int | None = None, how: str = ""
+) -> Iterator[tuple[tuple[int, ...], ET.Element, int | None, str]]:
     """Every PCI element with its path from the CPU, the slowest link on the path, and a description of that link."""
-    left: deque[tuple[tuple[int, ...], ET.Element, int | None, str]] = deque(
-        ((k,), e, *_link(e)) for k, e in enumerate(cpu.findall("pci"))
-    )
-    while left:
-        path, element, rate, how = left.popleft()
-        yield path, element, rate, how
-        for k, inner in enumerate(element.findall("pci")):
-            slowest, words = _link(inner)
-            if slowest is None or (rate is not None and rate < slowest):
-                slowest, words = rate, how
-            left.append(((*path, k), inner, slowest, words))
+    for k, inner in enumerate(element.findall("pci")):
+        slowest, words = _link(inner)
+        if slowest is None or (rate is not None and rate < slowest):
+            slowest, words = rate, how
+        yield (*path, k), inner, slowest, words
+        yield from _walk(inner, (*path, k), slowest, words)
 
 
 def _link(element: ET.Element) -> tuple[int | None, str]:

@@ -1,7 +1,11 @@
-"""`nvidia-smi topo -m` and `rocm-smi --showtopo`: the matrix of what joins each two devices, and the network cards."""
+"""What joins each two devices: `nvidia-smi topo -m` (network cards too), `rocm-smi --showtopo`, `amd-smi topology`.
+
+AMD's tools print a matrix as text, and with --json each pair for itself.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 
 from scaling.errors import InputError
@@ -16,15 +20,20 @@ _GLUED = re.compile(r"((?:GPU|NIC|mlx\d_)\d+)(?=GPU|NIC|mlx)")
 """A name that fills its column touches the next one."""
 _TASK = re.compile(r"\s*\d{1,6}: (?=\s*GPU0\s)")
 _ROCM_NODE = re.compile(r"GPU\[(\d{1,3})\].*Numa Node: (-?\d{1,4})")
+_BUS = re.compile(r"\b[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
+_PAIR = re.compile(r'"\(Topology\) Link type between DRM devices (\d{1,3}) and (\d{1,3})":\s*"([\w/]+)"')
+_LINK_TYPE = re.compile(r'"link_type":\s*"([\w/]+)"')
+_CARD_NODE = re.compile(r'"card(\d{1,3})":\s*\{[^{}]*"\(Topology\) Numa Node":\s*"(-?\d{1,4})"')
+AMD_SMI = "LINK TYPE TABLE"
 EXPECTED = (
-    "the output of `nvidia-smi topo -m` or `rocm-smi --showtopo` is expected: GPU0, GPU1, ... with classes such as "
-    "NV12, PIX, SYS or XGMI, PCIE"
+    "the output of `nvidia-smi topo -m`, `rocm-smi --showtopo` or `amd-smi topology` is expected: GPU0, GPU1, ... with "
+    "classes such as NV12, PIX, SYS or XGMI, PCIE"
 )
 
 
 def parse_topo(text: str, where: str) -> Layout:
     """The machine; InputError where something is missing or contradictory."""
-    plain = [_ESCAPES.sub("", line) for line in text.splitlines()]
+    plain = [_ESCAPES.sub("", line) for line in _of_amd(text).splitlines()]
     task = next((m[0] for m in map(_TASK.match, plain) if m), "")  # srun -l: the first of several tasks
     lines = [_GLUED.sub(r"\1 ", line.removeprefix(task)) for line in plain if line.startswith(task)]
     links = next((i for i, line in enumerate(lines) if re.match(r"GPU0\s.*\b(XGMI|PCIE)\b", line.strip())), 0)
@@ -52,6 +61,26 @@ def parse_topo(text: str, where: str) -> Layout:
     return _layout(names, gpus, rows, labels, where)
 
 
+def _of_amd(text: str) -> str:
+    """What AMD's tools write, as the matrix of `rocm-smi --showtopo`; other text as it is."""
+    if AMD_SMI in text:
+        table = text.partition(AMD_SMI)[2]
+        number = {bus: k for k, bus in enumerate(dict.fromkeys(_BUS.findall(table)))}
+        return _BUS.sub(lambda m: f"GPU{number[m[0]]}", table)
+    pairs = {(int(a), int(b)): kind for a, b, kind in _PAIR.findall(text)}
+    listed = _LINK_TYPE.findall(text)  # device by device
+    devices = max((b for _, b in pairs), default=math.isqrt(len(listed)) - 1) + 1
+    pairs |= {divmod(k, devices): kind for k, kind in enumerate(listed)}
+    if not pairs or devices > DEVICES_MAX:
+        return text
+    rows = [
+        " ".join([f"GPU{a}", *(pairs.get((a, b)) or pairs.get((b, a), "SELF") for b in range(devices))])
+        for a in range(devices)
+    ]
+    nodes = [f"GPU[{card}] Numa Node: {node}" for card, node in _CARD_NODE.findall(text)]
+    return "\n".join([" ".join(f"GPU{k}" for k in range(devices)), *rows, *nodes])
+
+
 def _rocm(lines: list[str], start: int, where: str) -> Layout:
     """The matrix of link types, and the NUMA nodes below it; a PCIe link is classed by the nodes that it joins."""
     names = _names(lines[start - 1])
@@ -71,7 +100,7 @@ def _rocm(lines: list[str], start: int, where: str) -> Layout:
             far = nodes[a] is None or nodes[a] != nodes[b]
             pairs[a, b] = "XGMI" if row[b] == "XGMI" else "SYS" if far else "NODE"
     if "PCIE" in {word for row in types for word in row}:
-        notes.append("rocm-smi tells PCIE alone: within a NUMA node it is shown as NODE, between two as SYS")
+        notes.append("AMD's tools tell PCIE alone: within a NUMA node it is shown as NODE, else as SYS")
     numa = () if None in nodes else groups(len(names), lambda a, b: nodes[a] == nodes[b])
     return Layout(devices=len(names), pairs=pairs, numa=numa, nics=(), notes=tuple(notes))
 

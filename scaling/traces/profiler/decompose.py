@@ -78,7 +78,7 @@ def by_kind(begin: Ints, end: Ints, sent: Sequence[Sent], unit: Ints, compute: S
         spans = merged(begin[mine], end[mine])
         step = np.searchsorted(borders, begin[mine], side="right") - 1
         inside = (step >= 0) & (step < windows) & once[mine]
-        sizes = [_bytes(sent[row]) for row in mine]
+        sizes = [whole_bytes(sent[row]) for row in mine]
         kinds[key] = KindColumns(
             group_size=next((sent[row].group_size for row in mine if sent[row].group_size), None),
             calls=np.bincount(step[inside], minlength=windows),
@@ -91,11 +91,12 @@ def by_kind(begin: Ints, end: Ints, sent: Sequence[Sent], unit: Ints, compute: S
     return kinds
 
 
-def _bytes(sent: Sent) -> int | None:
+def whole_bytes(sent: Sent, ranks: int | None = None) -> int | None:
     """nccl-tests' size: the output of an all-gather holds all ranks' parts, also where the trace has its input only."""
     if sent.bytes is None or not (sent.inputs_only and sent.collective == "all_gather"):
         return sent.bytes
-    return sent.bytes * sent.group_size if sent.group_size else None
+    parts = ranks or sent.group_size
+    return sent.bytes * parts if parts else None
 
 
 PHASES = {"backward": signs.BACKWARD, "forward": signs.FORWARD, "optimizer": signs.OPTIMIZER}

@@ -20,7 +20,7 @@ import numpy as np
 
 from scaling.traces.profiler import signs
 from scaling.traces.profiler.columns import Floats, Ints, Spans, common, merged
-from scaling.traces.profiler.decompose import Collectives
+from scaling.traces.profiler.decompose import Collectives, whole_bytes
 
 UNSYNCHRONISED = ("send_recv", "broadcast", "scatter", "gather", "reduce", signs.UNKNOWN)
 """A rank may leave these before another has begun, so there is no instant at which all have begun."""
@@ -204,13 +204,10 @@ def _block(
 ) -> _Block:
     sent = []
     for place in places:
-        sizes = {ranks[r].sent[i].bytes for r, i in zip(expected, place, strict=True)}
+        sizes = {whole_bytes(ranks[r].sent[i], len(expected)) for r, i in zip(expected, place, strict=True)}
         # Ranks can send different sizes (all_to_all of ragged tables): there is no single size then.
         size = sizes.pop() if len(sizes) == 1 else None
-        first = ranks[expected[0]].sent[place[0]]
-        if first.collective == "all_gather" and first.inputs_only and size is not None:
-            size *= len(expected)  # the output holds all ranks' parts
-        sent.append((first.collective, size))
+        sent.append((ranks[expected[0]].sent[place[0]].collective, size))
     rows = np.array(places)
     return _Block(
         step=step,

@@ -112,6 +112,7 @@ def _read(path: Path) -> RankTrace | UnreadFile:
     meta, who = trace.meta, trace.meta.distributed
     rank = who.rank if who is not None and who.rank is not None else named
     devices = meta.devices or []
+    groups, described = _groups(trace)
     return RankTrace(
         path=path,
         rank=rank,
@@ -119,8 +120,8 @@ def _read(path: Path) -> RankTrace | UnreadFile:
         backend=who.backend if who is not None else None,
         host=meta.host_name,
         device_name=str(devices[0].get("name")) if devices else None,
-        groups=_groups(trace),
-        described=_described(trace),
+        groups=groups,
+        described=described,
         started_us=trace.base_us,
         base_ns=int(meta.base_ns or 0),
         events=trace.events,
@@ -141,28 +142,16 @@ def _require_ranks(trace: Trace, named: int | None) -> None:
             raise DamagedError(f"its {what} is {value}; {least} to {RANKS_MAX} is expected")
 
 
-def _listed(trace: Trace) -> list[dict[str, Any]]:
-    who = trace.meta.distributed
-    return who.pg_config if who is not None and isinstance(who.pg_config, list) else []
-
-
-def _described(trace: Trace) -> dict[str, str]:
-    descriptions = {str(group.get("pg_name", "")): group.get("pg_desc") for group in _listed(trace)}
-    return {
-        name: text
-        for name, text in descriptions.items()
-        if isinstance(text, str) and text not in ("", "undefined")
-    }
-
-
-def _groups(trace: Trace) -> dict[str, tuple[int, ...]]:
-    """Members of the process groups that the trace lists."""
-    groups = {}
-    for group in _listed(trace):
-        members = group.get("ranks")
-        if isinstance(members, list) and members and all(isinstance(r, int) for r in members):
-            groups[str(group.get("pg_name", ""))] = tuple(members)
-    return groups
+def _groups(trace: Trace) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Members of the process groups that the trace lists, and what each is for."""
+    who, members, purpose = trace.meta.distributed, {}, {}
+    for group in who.pg_config if who is not None and isinstance(who.pg_config, list) else []:
+        name, ranks, text = str(group.get("pg_name", "")), group.get("ranks"), group.get("pg_desc")
+        if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+            members[name] = tuple(ranks)
+        if isinstance(text, str) and text not in ("", "undefined"):
+            purpose[name] = text
+    return members, purpose
 
 
 BY_NAME = -1
@@ -344,7 +333,8 @@ def read_trace(path: Path) -> Trace:
             for name, begin, end in sorted(builder.steps, key=lambda s: s[1])
             if credible(begin, end - begin)
         ),
-        enqueues=builder.launches_kernels or any(map(signs.on_device, builder.roles)),
+        enqueues=builder.launches_kernels
+        or any(signs.annotated(name) and not signs.on_host(name) for name in builder.roles),
         no_workers=any("_SingleProcessDataLoaderIter" in name for name in builder.roles),
         events=stream.events,
         absurd=dropped,

@@ -104,11 +104,6 @@ def on_host(name: str) -> bool:
     return name.startswith(_ON_HOST)
 
 
-def on_device(name: str) -> bool:
-    """Whether the annotation hands a collective to a device's backend."""
-    return annotated(name) and not on_host(name)
-
-
 def role(name: str) -> int:
     """What the host does during an event of this name."""
     if name.startswith("autograd::engine::evaluate_function"):

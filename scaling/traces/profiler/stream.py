@@ -77,7 +77,6 @@ class Meta(msgspec.Struct, gc=False):
     devices: list[dict[str, Any]] | None = msgspec.field(default=None, name="deviceProperties")
     host_name: str | None = None
     base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
-    schema_version: int | str | None = msgspec.field(default=None, name="schemaVersion")
 
 
 Gzip: type[gzip.GzipFile]

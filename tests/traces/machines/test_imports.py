@@ -371,6 +371,78 @@ def test_the_matrix_of_rocm_smi(shared, imported):
     assert topology.levels[0].rate is None
 
 
+ADDRESSES = ("0000:0d:00.0", "0000:26:00.0", "0000:5d:00.0")
+
+
+def amd_smi(link_type):
+    """`amd-smi topology` of three GPUs: a table of hops before that of link types."""
+    head = " " * 13 + " ".join(ADDRESSES)
+    tables = [
+        ("HOPS TABLE:", "0", "1"),
+        ("LINK TYPE TABLE:", "SELF", link_type),
+        ("NUMA BW TABLE:", "N/A", "N/A"),
+    ]
+    return "\n".join(
+        line
+        for title, own, other in tables
+        for line in (
+            title,
+            head,
+            *(" ".join([a, *(own if a == b else other for b in ADDRESSES)]) for a in ADDRESSES),
+        )
+    )
+
+
+AMD_JSON = json.dumps(
+    [
+        {
+            "gpu": a,
+            "bdf": ADDRESSES[a],
+            "links": [{"gpu": b, "link_type": "SELF" if a == b else "XGMI"} for b in range(3)],
+        }
+        for a in range(3)
+    ]
+)
+ROCM_JSON = json.dumps(
+    {f"card{k}": {"(Topology) Numa Node": str(k // 2), "(Topology) Numa Affinity": "0"} for k in range(3)}
+    | {
+        "system": {
+            f"(Topology) Link type between DRM devices {a} and {b}": "XGMI"
+            for a in (0, 1)
+            for b in (1, 2)
+            if a < b
+        }
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "numa"),
+    [
+        (amd_smi("XGMI"), "amd-smi topology", []),
+        (AMD_JSON, "amd-smi topology", []),
+        (ROCM_JSON, "rocm-smi --showtopo", [[0, 1], [2]]),
+    ],
+    ids=["amd-smi", "amd-smi json", "rocm-smi json"],
+)
+def test_what_amds_tools_write(tmp_path, imported, capsys, text, tool, numa):
+    path = tmp_path / "topo.txt"
+    path.write_text(text)
+    assert "scaling import topo FILE reads it" in refused(capsys, ["trace", str(path)])
+    code, document, topology = imported("topo", path)
+    assert (code, document["kind"], document["devices"], document["numa"]) == (0, tool, 3, numa)
+    assert {pair["link_class"] for pair in document["pairs"]} == {"XGMI"}
+    assert topology.levels[0].ranks == 3
+
+
+def test_pcie_of_amd_smi_is_between_unknown_nodes_and_no_link_is_refused():
+    layout = parse_topo(amd_smi("PCIE"), "x.txt")
+    assert set(layout.pairs.values()) == {"SYS"}
+    assert layout.notes[0].startswith("AMD's tools tell PCIE alone")
+    with pytest.raises(InputError, match="the row of GPU0 has no link type to GPU2"):
+        parse_topo(amd_smi("PCIE").replace("SELF PCIE PCIE", "SELF PCIE N/A"), "x.txt")
+
+
 @pytest.mark.parametrize(("name", "gb_s"), [("NVIDIA B200", 900), ("NVIDIA H100 80GB HBM3", 450), ("", 450)])
 def test_nvlinks_rate_by_the_name_of_the_gpu(tmp_path, imported, name, gb_s):
     path = tmp_path / "topo.txt"

@@ -1,6 +1,7 @@
 """nccl-tests as people run it today: JSON, time stamps, iterations, launchers' tags, and mistakes of the start."""
 
 import json
+import re
 
 import pytest
 from support.commands import refused
@@ -174,6 +175,19 @@ def test_json_that_is_cut_off_or_of_another_kind_is_refused(shared, tmp_path, ca
     )
 
 
+def test_a_row_without_numbers_is_named_and_the_others_are_read(shared, tmp_path, capsys):
+    whole = shared("wild/17_nccl_tests_J.json").read_text()
+    path = tmp_path / "out.json"
+    path.write_text(whole.replace('"bus_bw": 169.509139', '"bus_bw": "nan"', 1))
+    (read,), (all_rows,) = parse_log(path.read_text(), "x.json"), parse_log(whole, "x.json")
+    assert len(read.rows) == len(all_rows.rows) - 1
+    assert main(["import", "nccl-tests", str(path), "--into", str(tmp_path)]) == 0
+    assert "the row of 4 MiB has no number for out-of-place (nan)" in capsys.readouterr().out
+    (text,) = parse_log(f"{log(8)}\n 1073741824 268435456 float sum -1 nan nan nan 0 9.0 120 210 0", "x.log")
+    assert (len(text.of("in-place")), len(text.of("out-of-place"))) == (5, 4)
+    assert text.cut == ["the row of 1 GiB has no number for out-of-place (nan)"]
+
+
 def test_an_average_without_a_number_and_a_count_of_no_hosts_are_left_out():
     odd = "a:1:1 [0] NCCL INFO comm 0x55 rank 0 nRanks 0 nNodes 0 localRanks 0"
     (section,) = parse_log(f"{odd}\n{log(8)}\n# Avg bus bandwidth    :", "x.log")
@@ -211,8 +225,9 @@ def test_the_only_mode_of_a_row_is_told_by_its_columns():
         lambda row: row.replace("-1 ", "-1[prterun-node1-7@1,0]<stdout>: "),
         lambda row: row.replace("float", "\x1b[1mfloat\x1b[0m"),
         lambda row: "| " + " | ".join(row.split()) + " |",
+        lambda row: re.sub(r"\d{4,}(?=\s)", lambda m: f"{int(m[0]):,}", row),
     ],
-    ids=["prte", "colours", "markdown"],
+    ids=["prte", "colours", "markdown", "commas"],
 )
 def test_what_a_launcher_a_terminal_or_a_page_puts_around_figures(change):
     plain = table("   float     sum      -1", 14 / 8)
