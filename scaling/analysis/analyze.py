@@ -21,7 +21,7 @@ from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input
 from scaling.analysis.decompose.trials import RunRecords, withheld
-from scaling.analysis.network import cliffs, curve, links, nccl_log
+from scaling.analysis.network import cliffs, curve, links, nccl_causes
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import contention, contradictions, details, launches, memory, untracked_traffic
@@ -135,7 +135,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
                 *apart,
                 *base_warning(over, spec.mode),
                 *memory.clock_warnings(points, spec),
-                *nccl_log.warnings(fabric, spec),
+                *nccl_causes.warnings(fabric, spec),
                 *cliffs.warnings(fabric, spec),
                 *untracked_traffic.warnings(used, plan, ending.buffers_bytes),
             ),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.analysis.doctor.differences import ranks_text
+from scaling.analysis.network.nccl_causes import causes
 from scaling.analysis.network.nccl_log import SHOWN, NcclLines, lines_of
 from scaling.errors import InputError, while_reading
 from scaling.traces.machines.nccl_tests import parse_log
@@ -42,8 +43,8 @@ class _Watchdog:
 
     ranks: int = 0
     """Ranks that any line names."""
-    stands: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    """By process group and rank: number of the last collective enqueued, and completed."""
+    stands: dict[str, dict[int, tuple[int, int | None]]] = field(default_factory=dict)
+    """By process group and rank: number of the last collective enqueued, and completed (None: not known)."""
     timed_out: dict[int, tuple[int, str, int, int]] = field(default_factory=dict)
     """By rank: number, kind, elements, time-out in ms."""
     groups: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -67,7 +68,8 @@ class _Watchdog:
             guid, name, _, failed, *numbers = stands.groups()
             rank = int(prefix[1] if prefix else stands[3])
             group = self._group(guid or "0", name)
-            self.stands.setdefault(group, {})[rank] = int(numbers[0]), int(numbers[1])
+            enqueued, completed = map(int, numbers)  # torch 2.3 prints any number where none completed
+            self.stands.setdefault(group, {})[rank] = enqueued, completed if completed <= enqueued else None
             if failed:
                 self.groups[rank, int(failed)] = group
         elif stuck := _STUCK.search(line):
@@ -105,13 +107,14 @@ class _Watchdog:
         if absent:
             yield f"{ranks_text(sorted(absent))} had the time-out that others tell of; the output is missing here"
         for group, stands in self.stands.items():
-            most, done = max(e for e, _ in stands.values()), max(c for _, c in stands.values())
-            for r in sorted(r for r, (e, c) in stands.items() if e < most or c < done)[:SHOWN]:
-                enqueued, completed = stands[r]
-                yield (
-                    f"rank {r} is behind in {group}: it enqueued up to {enqueued} and completed {completed}, others "
-                    f"{most} and {done}: look at what it did on its host then"
-                )
+            most = max(e for e, _ in stands.values())
+            done = max((c for _, c in stands.values() if c is not None), default=None)
+            for r, (e, c) in sorted(stands.items())[:RANKS_MAX]:
+                if e < most or (c is not None and c < (done or 0)):
+                    yield (
+                        f"rank {r} is behind in {group}: it enqueued up to {e} and completed {c}, others {most} and "
+                        f"{done}: look at what it did on its host then"
+                    )
         spoke = {
             *self.timed_out,
             *self.stuck,
@@ -163,12 +166,12 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
                     text.append(line)
         with contextlib.suppress(InputError):  # most outputs hold no table of nccl-tests
             tables = parse_log("".join(text), str(path))
-            links += [table.beside(tuple(nccl.causes()), nccl.network()) for table in tables]
+            links += [table.beside(tuple(causes(nccl)), nccl.network()) for table in tables]
             listed |= {device.host for table in tables for device in table.devices}
     if not (nccl.hosts or watchdog.stands or watchdog.timed_out or watchdog.stuck):
         raise InputError(f"{', '.join(map(str, paths[:3]))}: no such line in it; {EXPECTED}")
     watchdog.ranks = max(watchdog.ranks, nccl.ranks)
-    findings = [*watchdog.waits(), *nccl.causes(), *_silent(nccl, listed)]
+    findings = [*watchdog.waits(), *causes(nccl), *_silent(nccl, listed)]
     hosts = sorted((name, h) for name, h in nccl.hosts.items() if h.sends or h.receives)
     links = [text for text in links if text is not None]
     lines = [f"# host     {name}: {h.text()}" for name, h in hosts[:SHOWN]]

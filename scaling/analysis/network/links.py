@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from scaling.analysis.network import nccl_log
+from scaling.analysis.network import nccl_causes
 from scaling.analysis.network.nccl_log import Cards
 from scaling.analysis.results import Fabric
 from scaling.settings.run import Spec
@@ -269,7 +269,7 @@ def beside_best(
 
 def beside_runs(fabric: Fabric, device: str, spec: Spec) -> tuple[str, ...]:
     """`beside` for the best size of each collective that a run has swept at each world size."""
-    causes = nccl_log.warnings(fabric, spec)
+    causes = nccl_causes.warnings(fabric, spec)
     return tuple(
         text
         for level in fabric.levels

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.network import cliffs
+from scaling.analysis.network.nccl_causes import causes
 from scaling.analysis.network.nccl_log import NcclLines
 from scaling.records import files
 from scaling.settings.topology import Level
@@ -72,12 +73,12 @@ def import_log(text: str, source: str, name: str) -> Imported:
     tables, nccl = parse_log(text, source), NcclLines()
     for line in text.splitlines() if " NCCL " in text else ():
         nccl.take(line)
-    causes = tuple(nccl.causes())
+    findings = tuple(causes(nccl))
     lines: list[str] = []
     documents = []
     for table in tables:
         run = [r.busbw_gb_s for t in tables if t.run == table.run for r in t.rows]
-        links = table.beside(causes, nccl.network())
+        links = table.beside(findings, nccl.network())
         lines += _table_lines(table, sum(run) / len(run), links)
         documents.append(
             {
@@ -101,11 +102,11 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "cut_off": table.cut,
             }
         )
-    lines += [f"# finding     {cause}" for cause in causes]
+    lines += [f"# finding     {cause}" for cause in findings]
     corrupt = any(table.wrong for table in tables)
     return Imported(
         lines=tuple(lines),
-        document={"kind": "nccl-tests", "sections": documents, "findings": list(causes)},
+        document={"kind": "nccl-tests", "sections": documents, "findings": list(findings)},
         yaml=None if corrupt else _measured_yaml(tables, source, name),
         why_none="values came out wrong in this test" if corrupt else _why_no_topology(tables),
         corrupt=corrupt,

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.network.nccl_log import read, read_files, transport, warnings
+from scaling.analysis.network.nccl_causes import warnings
+from scaling.analysis.network.nccl_log import read, read_files, transport
 from scaling.analysis.results import Fabric, NcclChoice, NcclGroup, NcclLog
 from scaling.report.findings import nccl_lines
 from scaling.settings.topology import Level, Nic
