@@ -318,6 +318,35 @@ def test_a_watchdog_that_stood_still_and_a_time_out_that_others_tell_of(findings
     assert "no line of the watchdog" not in said
 
 
+def test_cards_of_efa_are_those_that_its_plugin_found():
+    nccl = NcclLines()
+    nccl.take(line("a", "NET/OFI Selected Provider is efa (found 32 nics)"))
+    for card in range(8):
+        nccl.take(channel("a", "send", f"NET/AWS Libfabric/{card}/GDRDMA", count=1)[0])
+    assert nccl.network() == Cards(32, None)
+
+
+def test_a_host_whose_name_was_torn_is_left_out(findings):
+    ways = (
+        channel("node12", "send", "NET/IB/0/GDRDMA", count=25),
+        channel("node13", "send", "NET/IB/0/GDRDMA", count=25),
+    )
+    torn = [*channel("x1node13", "send", "SHM", count=1), *channel("nd2", "send", "SHM", count=1)]
+    assert findings([line for lines in ways for line in lines] + torn) == ""
+    assert "node9 goes through host memory" in findings([*ways[0], *channel("node9", "send", "SHM", count=1)])
+
+
+def test_a_completed_collective_that_was_never_enqueued_is_not_known(findings):
+    assert findings([stands(0, 1, 5570036741), stands(1, 1, 948506245992)]) == ""
+    assert "rank 1 is behind in default_pg: it enqueued up to 1 and completed 0" in findings(
+        [stands(0, 1, 1), stands(1, 1, 0), stands(2, 1, 5570036741)]
+    )
+
+
+def test_gpudirect_of_a_plugin_has_its_own_remedy(findings):
+    assert "NCCL_NET_GDR_LEVEL (PHB on Slingshot)" in findings(channel("a", "receive", "NET/AWS Libfabric/1"))
+
+
 def test_cards_of_a_plugin_are_those_that_channels_name():
     nccl = NcclLines()
     for host in "ab":

@@ -50,6 +50,7 @@ _NVLS = re.compile(r"NVLS comm 0x")
 _CHOICE = re.compile(r"(\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
 _CARD = re.compile(r"NET/[A-Za-z][\w ]*/(\d{1,4})")
 _CARDS = re.compile(r"NET/IB : Using (.*)")
+_EFA = re.compile(r"NET/OFI Selected [Pp]rovider is efa\b.*found (\d{1,3}) nics")
 _RATE = re.compile(r"NET/IB ?: \[(\d{1,4})\] \w.* speed=(\d{4,7})\b")  # Mbit/s
 _NET = re.compile(r"\+ NET\[(\d{1,4}\.\d)\] - NET/([\w-]{1,16})")  # GB/s
 _SETTING = re.compile(r"(NCCL_\w{1,60}) set (?:by environment )?to (\S{1,60})")
@@ -96,6 +97,8 @@ class HostWays:
     gpus: set[str] = field(default_factory=set)
     """Process and device of each GPU that has lines."""
     cards: int = 0
+    efa: int = 0
+    """Cards that the plugin for EFA found, which it shows NCCL in groups of one."""
     rates: dict[str, int] = field(default_factory=dict)
     """Gbit/s by card."""
     without_direct: bool = False
@@ -175,6 +178,8 @@ class NcclLines:
             host.rates.setdefault(net[2], round(8 * float(net[1])))
         elif cards := _CARDS.search(text):
             host.cards = len(re.findall(r"\[\d+\]\w+:\d+/(?:IB|RoCE)", cards[1]))
+        elif efa := _EFA.match(text):
+            host.efa = int(efa[1])
         elif address := _ADDRESS.match(text):
             host.address = address[1], address[2]
         elif "GPU Direct RDMA Disabled" in text:
@@ -197,7 +202,7 @@ class NcclLines:
         each = set()
         for host in self.hosts.values():
             used, rates = len(host.cards_used), set(host.rates.values())
-            count = host.cards or len(host.rates) or used
+            count = host.efa or host.cards or len(host.rates) or used
             if count:  # a host that uses half of its cards or fewer is held against all of them
                 each.add(Cards(used if 2 * used > count else count, rates.pop() if len(rates) == 1 else None))
         return each.pop() if len(each) == 1 else None
