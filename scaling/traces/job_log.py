@@ -132,8 +132,8 @@ class _Watchdog:
 
 def _silent(nccl: NcclLines, listed: set[str]) -> Iterator[str]:
     """Hosts that a table lists and NCCL says nothing of, though settings of its environment show on others."""
-    silent = sorted(listed - set(nccl.hosts))
-    if silent and nccl.settings and listed & set(nccl.hosts):
+    silent = sorted(listed - set(nccl.named))
+    if silent and nccl.settings and len(silent) < len(listed):
         names = ", ".join(["NCCL_DEBUG", *list(nccl.settings)[:3]])
         yield (
             f"no line of NCCL comes from {', '.join(silent[:SHOWN])}, where ranks ran too: if all output is here, the "

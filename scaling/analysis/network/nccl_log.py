@@ -35,9 +35,7 @@ WARNINGS = 3
 """At most this many different warnings are repeated; later ones are mostly consequences of the first."""
 SHOWN = 12
 TORN = 20
-"""A host with no more lines than this, and fewer than one in so many of another's, may be another's name in pieces."""
-TRIED_MAX = 100_000
-
+"""A host without the line that NCCL begins with, and with fewer than one in so many of another's lines, is none."""
 LINE_BYTES_MAX = 4096
 """Longer lines, which NCCL does not write, are read in parts."""
 _MESSAGE = re.compile(r"([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[(-?\d{1,5})\] (?:\S+ ){0,2}NCCL (INFO|WARN) ")
@@ -192,10 +190,8 @@ class NcclLines:
     def hosts(self) -> dict[str, HostWays]:
         """By host, without names that processes tore as they printed into each other's lines."""
         most = max((host.lines for host in self.named.values()), default=0)
-        sure = {name for name, host in self.named.items() if host.lines > TORN or TORN * host.lines > most}
-        if len(sure) * (len(self.named) - len(sure)) > TRIED_MAX:
-            return self.named
-        return {name: host for name, host in self.named.items() if name in sure or not _torn(name, sure)}
+        begun = any(host.address for host in self.named.values())
+        return {n: h for n, h in self.named.items() if h.address or not begun or TORN * h.lines > most}
 
     def network(self) -> Cards | None:
         """The cards of each host, where hosts agree; those that most others leave aside (storage) are not counted."""
@@ -262,12 +258,3 @@ def transport(via: str) -> str:
         return kind
     name = "direct" if rest[0].startswith("direct") else rest[0]
     return f"{kind}/{name}/GDRDMA" if any(part.startswith("GDRDMA") for part in rest) else f"{kind}/{name}"
-
-
-def _torn(name: str, sure: Iterable[str]) -> bool:
-    """Whether a name is the end of one of the others behind something else, or some of its letters in order."""
-    for other in sure:
-        letters = iter(other)
-        if name.endswith(other) or all(letter in letters for letter in name):
-            return True
-    return False

@@ -36,7 +36,7 @@ _THOUSANDS = re.compile(r"(?<!\S)\d{1,3}(?:,\d{3})+\s+\d[\d,]*\s+[A-Za-z]\w*\s")
 _STAMP = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
 _FIGURES = re.compile(r"(?:\d[\d.]*(?:e[+-]?\d+)?|N/A)(?:\s+(?:\d[\d.]*(?:e[+-]?\d+)?|N/A))*", re.IGNORECASE)
 _DEVICE = re.compile(
-    r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([0-9a-fA-Fx:.]+)\]\s+(.*\S)"
+    r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d{1,6})\s+\[([0-9a-fA-Fx:.]+)\]\s+(.*\S)"
 )
 _SETTINGS = re.compile(r"# nThread (\d{1,6}) nGpus (\d{1,6})")
 _INFO_GROUP = re.compile(r"comm 0x[0-9a-f]+ rank \d+ nRanks ([1-9]\d{0,6}) nNodes ([1-9]\d{0,6})")
@@ -131,11 +131,11 @@ def _note(tables: list[LogTable], line: str, comment: str) -> None:
     if label and not now.rows:
         now.label_hosts = int(label[1])
     if device and len(device[1]) < 7:
-        now.devices.append(
-            LoggedDevice(
-                rank=int(device[1]), host=device[2], device=int(device[3][:6]), bus=device[4], name=device[5]
-            )
-        )
+        now.devices.append(_device(*device.groups()))
+
+
+def _device(rank: str | int, host: str, device: str | int, bus: str, name: str) -> LoggedDevice:
+    return LoggedDevice(rank=int(rank), host=str(host), device=int(device), bus=str(bus), name=str(name))
 
 
 def _continued(tables: list[LogTable], rows: list[Row]) -> LogTable:
@@ -224,15 +224,10 @@ def _from_json(text: str, where: str) -> LogTable:
         document = json.loads(text)
         config, results = document["config"], document["results"]
         per_process = int(config["nthreads"]) * int(config["ngpus"])
+        keys = ("rank", "hostname", "device", "device_hex", "device_info")
         devices = [
-            LoggedDevice(
-                rank=int(d["rank"]),
-                host=str(d["hostname"]),
-                device=int(d["device"]),
-                bus=str(d["device_hex"]),
-                name=str(d["device_info"]),
-            )
-            for d in config.get("devices") or document.get("devices") or ()
+            _device(*(each[key] for key in keys))
+            for each in config.get("devices") or document.get("devices") or ()
         ]
         rows = [row for result in results for row in _json_rows(result)]
         real = [row for row in rows if all(map(math.isfinite, (row.time_us, row.algbw_gb_s, row.busbw_gb_s)))]

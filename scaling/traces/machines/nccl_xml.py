@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scaling.errors import InputError
 from scaling.reading import DEPTH_MAX, RefusedError
 from scaling.settings.topology import Level, Nic
-from scaling.traces.machines.layout import CLASSES, DEVICES_MAX, NVLINKS, Layout, levels, rank_of
+from scaling.traces.machines.layout import DEVICES_MAX, NVLINKS, Layout, levels, rank_of
 from scaling.units import format_rate
 
 EXPECTED = "the XML that NCCL reads as NCCL_TOPO_FILE is expected, with <system> at its root"
@@ -43,10 +43,9 @@ def parse_xml(text: str, where: str) -> tuple[Layout, tuple[Level, ...], tuple[s
     gpus, nics = _devices(root)
     if not gpus:
         raise InputError(f"{where}: no GPU in it (PCI classes 0x0300, 0x0302, 0x0380, 0x1200); {EXPECTED}")
-    if len(gpus) > DEVICES_MAX:
-        raise InputError(f"{where}: {len(gpus)} GPUs in one host; {EXPECTED}")
-    if len(nics) > DEVICES_MAX:
-        raise InputError(f"{where}: {len(nics)} network cards in one host; {EXPECTED}")
+    for count, kind in ((len(gpus), "GPUs"), (len(nics), "network cards")):
+        if count > DEVICES_MAX:
+            raise InputError(f"{where}: {count} {kind} in one host; {EXPECTED}")
     gpus.sort(key=_order)
     pairs: dict[tuple[int, int], str] = {}
     nvlink = [_links(g.element, "nvlink") for g in gpus]
@@ -200,15 +199,9 @@ def _levels(layout: Layout, gpus: list[_Device]) -> tuple[tuple[Level, ...], tup
             return None, "the file counts XGMI links and tells no rate"
         if slowest is None:
             return None, "the file tells no link_speed and link_width on the way to every GPU"
-        farther = (
-            ""
-            if CLASSES.index(link_class) <= CLASSES.index("PXB")
-            else "; what the CPUs add is not in the file"
-        )
-        return (
-            slowest,
-            f"PCIe {how}, the narrowest link between a GPU and its CPU: {format_rate(slowest)}{farther}",
-        )
+        farther = "; what the CPUs add is not in the file" if rank_of(link_class) > rank_of("PXB") else ""
+        way = f"PCIe {how}, the narrowest link between a GPU and its CPU"
+        return slowest, f"{way}: {format_rate(slowest)}{farther}"
 
     sm = {_int(gpu.get("sm")) for g in gpus for gpu in g.element.findall("gpu")}
     each = next((bit_s for _, span, bit_s in NVLINKS if sm and all(s in span for s in sm)), None)

@@ -49,10 +49,7 @@ class Spans:
 
     def holds(self, instants: Ints) -> NDArray[np.bool_]:
         """Whether each instant is in the set."""
-        if not len(self):
-            return np.zeros(len(instants), dtype=bool)
-        at = np.searchsorted(self.begin, instants, side="right") - 1
-        return (at >= 0) & (instants < self.end[at])
+        return self.overlap(instants, instants + 1) > 0
 
     def overlap(self, begin: Ints, end: Ints) -> Ints:
         """How much of each interval [begin, end) lies in the set."""

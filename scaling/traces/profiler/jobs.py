@@ -94,17 +94,10 @@ def _alone(files: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
 
 def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
     """Doubts about the numbers of each rank; a line for each kind."""
-
-    def lines(what: str, counts: dict[int, int]) -> Iterable[str]:
-        if counts:
-            each = ", ".join(f"{n} on rank {r}" for r, n in list(counts.items())[:8])
-            yield f"{what}: {each}"
-
-    yield from lines(
-        "events with negative or impossible times are left out",
-        {r: f.absurd for r, f in ranks.items() if f.absurd},
-    )
-    yield from lines("events that cannot be read are left out", {r: f.odd for r, f in ranks.items() if f.odd})
+    for field, which in (("absurd", "with negative or impossible times"), ("odd", "that cannot be read")):
+        each = [f"{count} on rank {r}" for r, f in ranks.items() if (count := getattr(f, field))]
+        if each:
+            yield f"events {which} are left out: {', '.join(each[:8])}"
     guessed = "counted as communication, by where it was launched or its stream: its name is not a known one"
     for kind, what in (("guessed", guessed), ("unknown", "communication of an unknown collective")):
         names: Counter[str] = Counter()

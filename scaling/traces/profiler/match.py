@@ -165,15 +165,12 @@ def _lined_up(
     members: Mapping[int, list[int]], ranks: Mapping[int, Collectives]
 ) -> list[tuple[int, ...]] | None:
     """Rows of each instance, one a rank; None where ranks disagree."""
-    numbers = {r: [ranks[r].sent[i].seq for i in rows] for r, rows in members.items()}
-    ordered = dict(members)
-    if all(n is not None for seqs in numbers.values() for n in seqs):
-        ordered = {
-            r: [row for _, row in sorted(zip(numbers[r], rows, strict=True))] for r, rows in members.items()
-        }
+    ordered = {r: [(ranks[r].sent[i].seq, i) for i in rows] for r, rows in members.items()}
+    if all(seq is not None for rows in ordered.values() for seq, _ in rows):
+        ordered = {r: sorted(rows) for r, rows in ordered.items()}
     if len({len(rows) for rows in ordered.values()}) != 1:
         return None
-    places = list(zip(*ordered.values(), strict=True))
+    places = list(zip(*([i for _, i in rows] for rows in ordered.values()), strict=True))
     for place in places:
         sent = [ranks[r].sent[row] for r, row in zip(ordered, place, strict=True)]
         if len({(s.collective, s.seq) for s in sent}) != 1:

@@ -73,21 +73,17 @@ def _causes(
 ) -> list[tuple[str, Measured, tuple[str, ...], tuple[Remedy, ...]]]:
     causes = []
 
-    def add(cause: str, ms: Measured | None, evidence: tuple[str, ...], *remedies: Remedy) -> None:
+    def add(cause: str, ms: Measured | None, *evidence: str, overrides: str = "", code: str = "") -> None:
         if ms is not None:
+            remedies = (Remedy(overrides=overrides, code=code),) if code else ()
             causes.append((cause, ms * (1 / step.value), evidence, remedies))
 
-    parts = point.parts_ms
-    if point.straggler is not None:
-        late = point.straggler
-        add(
-            "straggler",
-            late.cost_ms,
-            (
-                f"the others wait {late.cost_ms.value:.3g} of {step.value:.3g} ms for rank {late.rank}, exposed; "
-                f"it takes longest over {late.phase}",
-            ),
+    parts, late = point.parts_ms, point.straggler
+    if late is not None:
+        waits = (
+            f"the others wait {late.cost_ms.value:.3g} of {step.value:.3g} ms for rank {late.rank}, exposed"
         )
+        add("straggler", late.cost_ms, f"{waits}; it takes longest over {late.phase}")
     sized = [c for c in traced.collectives if c.bytes]
     small = sum(c.transfer_us.value * c.count for c in sized if (c.bytes or 0) < LARGE_BYTES)
     whole = sum(c.transfer_us.value * c.count for c in sized)
@@ -95,65 +91,42 @@ def _causes(
         share = small / whole if whole else 0.0
         waits = f"{parts.exposed_transfer.value:.3g} of {step.value:.3g} ms wait for data on the link"
         below = f"{share:.0%} of the transfer is in messages below 256 KiB"
+        code = "DistributedDataParallel(model, bucket_cap_mb=100)"
         add(
             "link_latency",
             parts.exposed_transfer * share,
-            (waits, below),
-            Remedy(
-                overrides="ddp.bucket_cap_mb=100", code="DistributedDataParallel(model, bucket_cap_mb=100)"
-            ),
+            waits,
+            below,
+            overrides="ddp.bucket_cap_mb=100",
+            code=code,
         )
-        add(
-            "link_bandwidth",
-            parts.exposed_transfer * (1 - share),
-            (waits, below),
-            Remedy(
-                overrides="accumulation_steps=2",
-                code="reduce gradients every other batch: `with ddp.no_sync():` around the others",
-            ),
-        )
+        code = "reduce gradients every other batch: `with ddp.no_sync():` around the others"
+        rest = parts.exposed_transfer * (1 - share)
+        add("link_bandwidth", rest, waits, below, overrides="accumulation_steps=2", code=code)
     elif point.world_size > 1 and traced.ranks:
         exposed = mean_of([r.exposed_ms for r in traced.ranks])
         waits = f"{exposed.value:.3g} of {step.value:.3g} ms wait for communication"
-        add("communication", exposed, (f"{waits}; whether for a late rank or for data is unknown",))
+        add("communication", exposed, f"{waits}; whether for a late rank or for data is unknown")
     if traced.dilation is not None:
-        dilation = traced.dilation
-        add(
-            "overlap",
-            dilation.cost_ms,
-            (
-                f"{dilation.kernels} kernels take {dilation.ratio.value:.3g} times as long during communication",
-            ),
-        )
+        slower = f"{traced.dilation.kernels} kernels take {traced.dilation.ratio.value:.3g} times as long"
+        add("overlap", traced.dilation.cost_ms, f"{slower} during communication")
     if parts.host is not None:
         gaps = [
             sum(getattr(r, f"{k}_ms").value for r in traced.ranks) / len(traced.ranks)
             for k in ("host", "launch", "idle", "copies")
         ]
-        add(
-            "host",
-            parts.host,
-            (
-                f"{parts.host.value:.3g} of {step.value:.3g} ms pass without compute or communication: "
-                f"{gaps[0]:.3g} not yet launched, {gaps[1]:.3g} launched and not started, "
-                f"{gaps[2]:.3g} without a known launch, {gaps[3]:.3g} copies",
-            ),
-            Remedy(overrides="compile=true", code="model = torch.compile(model)"),
+        still = (
+            f"{parts.host.value:.3g} of {step.value:.3g} ms pass without compute or communication: "
+            f"{gaps[0]:.3g} not yet launched, {gaps[1]:.3g} launched and not started, "
+            f"{gaps[2]:.3g} without a known launch, {gaps[3]:.3g} copies"
         )
+        add("host", parts.host, still, overrides="compile=true", code="model = torch.compile(model)")
     if parts.input is not None:
         waits = f"{parts.input.value:.3g} ms a step wait for the data loader"
         if no_workers:
-            add(
-                "input",
-                parts.input,
-                (f"{waits}, which has no workers: it reads in the training's own process",),
-                Remedy(
-                    overrides="model.workers=4",
-                    code="DataLoader(..., num_workers=4, persistent_workers=True)",
-                ),
-            )
-        else:
-            add("input", parts.input, (waits,))
+            waits += ", which has no workers: it reads in the training's own process"
+        code = "DataLoader(..., num_workers=4, persistent_workers=True)" if no_workers else ""
+        add("input", parts.input, waits, overrides="model.workers=4", code=code)
     return causes
 
 
