@@ -34,7 +34,7 @@ from scaling.traces.machines.nccl_tests import parse_log
 from scaling.traces.profiler.jobs import mean
 from scaling.traces.profiler.signs import COUNT_MAX, collective_of
 from scaling.traces.profiler.traffic import rates
-from scaling.units import format_bytes
+from scaling.units import count, format_bytes
 
 OBJECT_BYTES_MAX = 1 << 20
 """One object; verbose ones with an event for each channel have some kilobytes."""
@@ -319,7 +319,7 @@ def inspector(paths: Sequence[Path], beside: Path | None) -> Recorded:
     reached = () if curve is None else tuple(curve.links(seen.rows, {c.name: c.nodes for c in comms}))
     lines = [
         *(
-            f"# communicator  {c.name}: {c.ranks} ranks on {c.nodes} {'node' if c.nodes == 1 else 'nodes'}"
+            f"# communicator  {c.name}: {c.ranks} ranks on {count(c.nodes, 'node')}"
             for c in comms[:ROWS_SHOWN]
         ),
         *_more(len(comms) - ROWS_SHOWN, "communicators"),

@@ -36,18 +36,20 @@ _LOG_SIGNS = (
 )
 _PROFILER = "torch.profiler's traces are read (scaling trace --how)"
 _LOGS = "nccl-tests' logs are read by scaling import nccl-tests"
+_IMPORT = "scaling import {} FILE reads it"
 _OTHERS = (
     (
         rb'out-of-place|Avg bus bandwidth|"args":\s*\[\s*"[^"]*_perf',
         "nccl-tests",
-        "scaling import nccl-tests FILE reads it",
+        _IMPORT.format("nccl-tests"),
     ),
     (
-        rb'(?m)^\s*GPU0\s+GPU1|Link Type between|^ACCESS TABLE:|"\(Topology\)|"link_type"',
-        "a matrix of a machine",
-        "scaling import topo FILE reads it",
+        rb'(?m)^\s*GPU0\s+GPU1|Link Type between|^ACCESS TABLE:|"link_type"',
+        "a matrix of links",
+        _IMPORT.format("topo"),
     ),
-    (rb"<system\b", "NCCL's topology", "scaling import nccl-xml FILE reads it"),
+    (rb'"\(Topology\) ', "a matrix of links", _IMPORT.format("topo")),
+    (rb"<system\b", "NCCL's topology", _IMPORT.format("nccl-xml")),
     (rb"rocprofiler-sdk-tool", "rocprofv3", _PROFILER),
     (rb"GlobalMetadata|chakra", "a Chakra execution trace", _PROFILER),
     (rb"/device:GPU:\d|XPlane|/host:metadata", "XLA's xplane", _PROFILER),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from scaling.analysis.network.nccl_log import SHOWN, HostWays, NcclLines
 from scaling.analysis.results import Fabric
@@ -124,10 +124,9 @@ def _ways(hosts: dict[str, HostWays]) -> Iterator[str]:
     # A job of one host has channels and none over the network.
     shown = any(host.sends or host.receives for host in hosts.values())
     for name, host in sorted(hosts.items()):
-        net = [t for t in host.receives if t.startswith("NET/") and "Socket" not in t]
-        if any(not t.endswith("GDRDMA") for t in net) or (host.without_direct and not shown):
+        if _not_direct(host.receives) or (host.without_direct and not shown):
             plain.append(name)
-        elif net:
+        elif any("GDRDMA" in t for t in host.receives):
             direct.append(name)
     if plain:
         which = f"{_names(plain)}, and not {_names(direct)}," if direct else f"{_names(plain)}"
@@ -156,11 +155,15 @@ def _ways(hosts: dict[str, HostWays]) -> Iterator[str]:
             "the number of GPUs a host, and at `nvidia-smi topo -m`"
         )
     sets = {n: frozenset((*h.sends, *h.receives)) for n, h in hosts.items() if h.sends or h.receives}
-    usual = Counter(sets.values()).most_common(1)
-    if len(sets) > 2 and usual and 2 * usual[0][1] > len(sets):
-        odd = sorted(n for n, ways in sets.items() if ways != usual[0][0])
-        if odd:
+    for usual, count in Counter(sets.values()).most_common(1):
+        odd = sorted(n for n, ways in sets.items() if ways != usual)
+        if odd and len(sets) > 2 and 2 * count > len(sets):
             yield f"{_names(odd)} differs from the other hosts: {hosts[odd[0]].text()}"
+
+
+def _not_direct(receives: Iterable[str]) -> list[str]:
+    """Ways over the network, but for TCP, that go through host memory."""
+    return [t for t in receives if t.startswith("NET/") and not t.endswith(("Socket", "GDRDMA"))]
 
 
 def _names(names: list[str]) -> str:
@@ -177,26 +180,24 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
         return ()
     differences = []
     for group in fabric.nccl.groups:
+        at, plain = f"at {group.world_size} ranks", _not_direct(group.receives)
         if "SHM" in group.transports and _nvlink(spec, group.world_size) and spec.env.get(NO_P2P, "0") == "0":
             differences.append(
-                f"at {group.world_size} ranks NCCL goes through host memory (SHM) between devices of one host, "
-                f"though topology={spec.topology.name} has NVLink between them: `scaling doctor` lists which devices "
-                "can reach each other"
+                f"{at} NCCL goes through host memory (SHM) between devices of one host, though "
+                f"topology={spec.topology.name} has NVLink between them: `scaling doctor` lists which devices can "
+                "reach each other"
             )
         if _SOCKET in group.transports and spec.topology.nics:
             cards = ", ".join(nic.name for nic in spec.topology.nics)
             differences.append(
-                f"at {group.world_size} ranks NCCL goes over TCP ({_SOCKET}) between hosts, though "
-                f"topology={spec.topology.name} has {cards}: check NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL's log"
+                f"{at} NCCL goes over TCP ({_SOCKET}) between hosts, though topology={spec.topology.name} has {cards}: "
+                "check NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL's log"
             )
-        plain = [
-            t for t in group.receives if t.startswith("NET/") and "Socket" not in t and "GDRDMA" not in t
-        ]
         if plain:
             some = "some ranks receive" if any("GDRDMA" in t for t in group.receives) else "ranks receive"
             differences.append(
-                f"at {group.world_size} ranks {some} over the network without GPUDirect RDMA ({', '.join(plain)}): "
-                "load nvidia_peermem on every host, and look at NCCL_NET_GDR_LEVEL"
+                f"{at} {some} over the network without GPUDirect RDMA ({', '.join(plain)}): load nvidia_peermem on "
+                "every host, and look at NCCL_NET_GDR_LEVEL"
             )
     warned = (
         f"NCCL warned: {text}" + (f": {way}" if (way := remedy(text)) else "")

@@ -16,7 +16,7 @@ from scaling.traces.machines import layout, nccl_xml, topo_matrix
 from scaling.traces.machines.layout import Layout
 from scaling.traces.machines.nccl_table import MODES, Fit, LogTable
 from scaling.traces.machines.nccl_tests import parse_log
-from scaling.units import format_bytes
+from scaling.units import count, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ def _measured_yaml(tables: Sequence[LogTable], source: str, name: str) -> str | 
     )
     notes = [f"{n} ranks", *sorted({d.name for d in table.devices})]
     if not table.devices:
-        notes.append(f"{hosts} {'host' if hosts == 1 else 'hosts'} ({table.hosts_from})")
+        notes.append(f"{count(hosts, 'host')} ({table.hosts_from})")
     machine = Layout(devices=n // hosts, pairs={}, numa=(), nics=(), notes=tuple(notes))
     inside, between = ((whole,), None) if hosts == 1 else ((), whole)
     return layout.to_yaml(name, machine, inside, f"{source} (nccl-tests)", between, hosts)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scaling.settings.topology import Level, Link, Nic
-from scaling.units import format_rate
+from scaling.units import format_rate, spans
 
 CLASSES = ("NV", "XGMI", "PIX", "PXB", "PHB", "NODE", "SYS")
 NVLINK_BIT_S = 200_000_000_000
@@ -193,9 +193,9 @@ def summary(layout: Layout, nested: tuple[Level, ...], left: tuple[str, ...]) ->
             f"# level    {level.name}: {level.ranks} ranks by {level.link_class}, {rate}: {level.source}"
         )
     if len(layout.numa) > 1:
-        lines.append(f"# numa     {' | '.join(_range(part) for part in layout.numa)}")
+        lines.append(f"# numa     {' | '.join(','.join(spans(part)) for part in layout.numa)}")
     lines += [
-        f"# nic      {nic.name}: {nic.link_class} to {_range(nic.near)}"
+        f"# nic      {nic.name}: {nic.link_class} to {','.join(spans(nic.near))}"
         + ("" if nic.rate_bit_s is None else f", {format_rate(nic.rate_bit_s)}")
         for nic in layout.nics
     ]
@@ -205,12 +205,6 @@ def summary(layout: Layout, nested: tuple[Level, ...], left: tuple[str, ...]) ->
 def clean_name(text: str) -> str:
     """A name that is valid as a file's name and in Hydra's grammar."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "imported"
-
-
-def _range(part: tuple[int, ...]) -> str:
-    if part and part == tuple(range(part[0], part[-1] + 1)) and len(part) > 1:
-        return f"{part[0]}-{part[-1]}"
-    return ",".join(map(str, part))
 
 
 def _line(value: str) -> str:

@@ -225,10 +225,8 @@ def _cpu(trace: Trace) -> Parts:
         "forward": left.within(borders),
         "exposed": exposed.within(borders),
         "hidden": sending.within(borders) - exposed.within(borders),
-        "copies": np.zeros(len(borders) - 1, dtype=np.int64),
         "host": minus(still, waits).within(borders),
-        "launch": np.zeros(len(borders) - 1, dtype=np.int64),
-        "idle": np.zeros(len(borders) - 1, dtype=np.int64),
+        **dict.fromkeys(("copies", "launch", "idle"), EMPTY.within(borders)),
     }
     columns["compute"] = columns["compute"] - columns["input"]
     columns["input"] = columns["input"] + common(still, waits).within(borders)

@@ -49,14 +49,12 @@ def jobs(
     """Files by world size and rank; the earlier of two files of one rank is used."""
     files, alone = _alone(files)
     notes = [f"{p.path}: {p.why}" for p in problems] + alone
-    ranked = [f for f in files if f.rank is not None]
-    nameless = sorted((f for f in files if f.rank is None), key=lambda f: str(f.path))
-    used = {f.rank for f in ranked}
-    free = (r for r in range(len(files) + len(used)) if r not in used)
-    placed: list[tuple[int, RankTrace]] = [(f.rank, f) for f in ranked if f.rank is not None]
-    for file, rank in zip(nameless, free, strict=False):
+    used, placed = {f.rank for f in files}, []
+    free = (r for r in range(2 * len(files)) if r not in used)
+    for file in sorted(files, key=lambda f: str(f.path)):
+        rank = next(free) if file.rank is None else file.rank
         placed.append((rank, file))
-        if len(files) > 1:
+        if file.rank is None and len(files) > 1:
             notes.append(
                 f"{file.path}: neither the file nor its name gives a rank; it is used as rank {rank}"
             )

@@ -167,7 +167,7 @@ def _lined_up(
     """Rows of each instance, one a rank; None where ranks disagree."""
     ordered = {r: [(ranks[r].sent[i].seq, i) for i in rows] for r, rows in members.items()}
     if all(seq is not None for rows in ordered.values() for seq, _ in rows):
-        ordered = {r: sorted(rows) for r, rows in ordered.items()}
+        ordered = {r: sorted(rows, key=lambda row: row[0] or 0) for r, rows in ordered.items()}
     if len({len(rows) for rows in ordered.values()}) != 1:
         return None
     places = list(zip(*([i for _, i in rows] for rows in ordered.values()), strict=True))
