@@ -36,20 +36,12 @@ _LOG_SIGNS = (
 )
 _PROFILER = "torch.profiler's traces are read (scaling trace --how)"
 _LOGS = "nccl-tests' logs are read by scaling import nccl-tests"
-_IMPORT = "scaling import {} FILE reads it"
+_IMPORTED = {
+    "nccl-tests": rb'out-of-place|Avg bus bandwidth|"args":\s*\[\s*"[^"]*_perf',
+    "topo": rb'(?m)^\s*GPU0\s+GPU1|Link Type between|^ACCESS TABLE:|"link_type"|"\(Topology\) ',
+    "nccl-xml": rb"<system\b",
+}
 _OTHERS = (
-    (
-        rb'out-of-place|Avg bus bandwidth|"args":\s*\[\s*"[^"]*_perf',
-        "nccl-tests",
-        _IMPORT.format("nccl-tests"),
-    ),
-    (
-        rb'(?m)^\s*GPU0\s+GPU1|Link Type between|^ACCESS TABLE:|"link_type"',
-        "a matrix of links",
-        _IMPORT.format("topo"),
-    ),
-    (rb'"\(Topology\) ', "a matrix of links", _IMPORT.format("topo")),
-    (rb"<system\b", "NCCL's topology", _IMPORT.format("nccl-xml")),
     (rb"rocprofiler-sdk-tool", "rocprofv3", _PROFILER),
     (rb"GlobalMetadata|chakra", "a Chakra execution trace", _PROFILER),
     (rb"/device:GPU:\d|XPlane|/host:metadata", "XLA's xplane", _PROFILER),
@@ -75,13 +67,10 @@ def kind_of(path: Path) -> str | None:
     try:
         with open_file(path, TRACE_BYTES_MAX) as file:
             head = file.read(HEAD_BYTES)
-    except (OSError, RefusedError):
-        return None
-    if head[:2] == b"\x1f\x8b":
-        try:
+        if head[:2] == b"\x1f\x8b":
             head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD_BYTES)
-        except zlib.error:
-            return None
+    except (OSError, RefusedError, zlib.error):
+        return None
     if head[:1] == b"\x80":
         return FLIGHT
     return next((kind for kind, signs in _SIGNS if any(sign in head for sign in signs)), None)
@@ -89,8 +78,11 @@ def kind_of(path: Path) -> str | None:
 
 def other_tool(head: bytes) -> str | None:
     """Whose file this is, and what to do instead; None where nothing here tells."""
-    tool = next(((name, then) for sign, name, then in _OTHERS if re.search(sign, head)), None)
-    return None if tool is None else f"the file of {tool[0]}; {tool[1]}"
+    imports = (
+        f"scaling import {kind} FILE reads it" for kind, sign in _IMPORTED.items() if re.search(sign, head)
+    )
+    others = (f"the file of {name}; {then}" for sign, name, then in _OTHERS if re.search(sign, head))
+    return next(imports, None) or next(others, None)
 
 
 def _unknown(path: Path) -> str:

@@ -123,9 +123,8 @@ def _devices(root: ET.Element) -> tuple[list[_Device], list[tuple[str, _Device, 
             if element.find("gpu") is not None or kind.startswith(_GPU_CLASSES):
                 gpus.append(device)
             elif cards:
-                speeds = [max(_int(net.get("speed")) or 0, 0) * 10**6 or None for net in cards]
-                names = [net.get("name") or device.bus for net in cards]
-                nics += [(name, device, speed) for name, speed in zip(names, speeds, strict=True)]
+                speed = (max(_int(net.get("speed")) or 0, 0) * 10**6 or None for net in cards)
+                nics += [(net.get("name") or device.bus, device, next(speed)) for net in cards]
             elif kind.startswith(_NIC_CLASSES):
                 nics.append((device.bus or f"nic{len(nics)}", device, None))
     return gpus, nics
