@@ -153,15 +153,14 @@ def _table_lines(table: LogTable, average_gb_s: float, links: str | None) -> lis
         )
     told = table.average_gb_s
     if told is not None:
-        agree = abs(average_gb_s - told) <= 0.005 * max(told, 0.01)
-        why = "the log shows only some of its rows" if table.elided else "they should agree"
-        rest = "" if agree else f"; {why}"
+        why = "; the log shows only some of its rows" if table.elided else "; they should agree"
+        why *= abs(average_gb_s - told) > 0.005 * max(told, 0.01)
         lines.append(
-            f"# average     busbw {told * 8:.5g} Gbit/s as printed, {average_gb_s * 8:.5g} of the rows{rest}"
+            f"# average     busbw {told * 8:.5g} Gbit/s as printed, {average_gb_s * 8:.5g} of the rows{why}"
         )
     elif table.elided:
         lines.append("# note        rows are left out in the log")
-    elif table.titled and told is None:
+    elif table.titled:
         lines.append("# note        the average that ends a log is missing: it may be cut off")
     lines += [
         f"# CORRUPT     {r.wrong} wrong values at {format_bytes(r.bytes)} {r.mode}: "

@@ -83,16 +83,15 @@ def levels(
         names = sorted({c for c in layout.pairs.values() if rank_of(c) == place}, key=lambda c: (len(c), c))
         link_class = "/".join(names)
         size = len(parts[0])
-        if any(len(part) != size for part in parts):
-            left.append(
-                f"{link_class} joins groups of different sizes ({', '.join(str(len(p)) for p in parts)}): "
-                "left out of the levels"
+        uneven = any(len(part) != size for part in parts)
+        if uneven or any(part != tuple(range(part[0], part[0] + size)) for part in parts):
+            sizes = ", ".join(str(len(part)) for part in parts)
+            what = (
+                f"groups of different sizes ({sizes})"
+                if uneven
+                else "devices whose numbers are not consecutive"
             )
-            continue
-        if any(part != tuple(range(part[0], part[0] + size)) for part in parts):
-            left.append(
-                f"{link_class} joins devices whose numbers are not consecutive: left out of the levels"
-            )
+            left.append(f"{link_class} joins {what}: left out of the levels")
             continue
         if size < 2 or (nearer and size <= nearer[-1].ranks):
             continue

@@ -214,22 +214,19 @@ def analyse(
 ) -> tuple[Analysis, Plan, tuple[Timeline, ...]]:
     """The contents of analysis.json, a plan that describes the run, and a typical step of each world size."""
     worlds, notes = jobs(files, problems)
-    matched = {job.world_size: _match(job) for job in worlds}
-    tables = {job.world_size: table(job, matched[job.world_size]) for job in worlds}
-    traced = tuple(_traced(job, matched[job.world_size], tables[job.world_size]) for job in worlds)
-    base = min((t for t in tables.items()), default=None, key=lambda item: item[0])
-    points = tuple(
-        _point(job, matched[job.world_size], tables[job.world_size], base, batch) for job in worlds
-    )
+    each = [(job, matched, table(job, matched)) for job in worlds for matched in [_match(job)]]
+    traced = tuple(_traced(*parts) for parts in each)
+    base = (worlds[0].world_size, each[0][2]) if worlds else None  # the smallest
+    points = tuple(_point(*parts, base, batch) for parts in each)
     plan = _plan(worlds, batch, name, files)
     warnings = [*notes, PROFILED]
-    for job in worlds:
+    for job, matched, _ in each:
         if job.missing:
             warnings.append(
                 f"INCOMPLETE: {len(job.missing)} of {job.world_size} ranks have no readable trace "
                 f"({ranks_text(job.missing)}); means are over the others"
             )
-        warnings += [*job.warnings, *matched[job.world_size].unmatched]
+        warnings += [*job.warnings, *matched.unmatched]
         if job.world_size > 1 and not any(len(f.parts.collectives.sent) for f in job.ranks.values()):
             warnings.append(
                 f"INCOMPLETE: no communication was recognised in the traces of {job.world_size} ranks; "
@@ -264,7 +261,7 @@ def analyse(
         trials=tuple(_outcome(job) for job in worlds),
         trace=traced,
     )
-    drawn = tuple(timeline(job.ranks, matched[job.world_size], job.world_size) for job in worlds)
+    drawn = tuple(timeline(job.ranks, matched, job.world_size) for job, matched, _ in each)
     return within(analysis), plan, drawn
 
 
