@@ -96,7 +96,7 @@ class HostWays:
     """Process and device of each GPU that has lines."""
     cards: int = 0
     efa: int = 0
-    """Cards that the plugin for EFA found, which it shows NCCL in groups of one."""
+    """Cards that the plugin for EFA found; it joins several to one for NCCL."""
     rates: dict[str, int] = field(default_factory=dict)
     """Gbit/s by card."""
     without_direct: bool = False
@@ -138,7 +138,7 @@ class NcclLines:
         ends = [*(mark.start() for mark in marks[1:]), len(line)]
         for mark, end in zip(marks, ends, strict=False):  # processes print into each other's lines
             host, text = self.named.setdefault(mark[1], HostWays()), line[mark.end() : end].strip()
-            host.gpus.add(mark[2] + mark[3])
+            host.gpus.add(f"{mark[2]} {mark[3]}")
             host.lines += 1
             if mark[4] == "WARN":
                 self.warnings[text] = None
