@@ -38,7 +38,7 @@ _PROFILER = "torch.profiler's traces are read (scaling trace --how)"
 _LOGS = "nccl-tests' logs are read by scaling import nccl-tests"
 _IMPORTED = {
     "nccl-tests": rb'out-of-place|Avg bus bandwidth|"args":\s*\[\s*"[^"]*_perf',
-    "topo": rb'(?m)^\s*GPU0\s+GPU1|Link Type between|^ACCESS TABLE:|"link_type"|"\(Topology\) ',
+    "topo": rb'(?m)^\s*GPU0\s+GPU1|Link Type between|^(?:ACCESS|LINK TYPE) TABLE:|"link_type"|"\(Topology\) ',
     "nccl-xml": rb"<system\b",
 }
 _OTHERS = (
