@@ -75,8 +75,8 @@ def _causes(
 
     def add(cause: str, ms: Measured | None, *evidence: str, overrides: str = "", code: str = "") -> None:
         if ms is not None:
-            remedies = (Remedy(overrides=overrides, code=code),) if code else ()
-            causes.append((cause, ms * (1 / step.value), evidence, remedies))
+            remedies = [Remedy(overrides=overrides, code=code)] if code else []
+            causes.append((cause, ms * (1 / step.value), evidence, tuple(remedies)))
 
     parts, late = point.parts_ms, point.straggler
     if late is not None:
