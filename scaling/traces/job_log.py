@@ -166,14 +166,14 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
                     text.append(line)
         with contextlib.suppress(InputError):  # most outputs hold no table of nccl-tests
             tables = parse_log("".join(text), str(path))
-            links += [table.beside(tuple(causes(nccl)), nccl.network()) for table in tables]
+            beside = (table.beside(tuple(causes(nccl)), nccl.network()) for table in tables)
+            links += [text for text in beside if text is not None]
             listed |= {device.host for table in tables for device in table.devices}
     if not (nccl.hosts or watchdog.stands or watchdog.timed_out or watchdog.stuck):
         raise InputError(f"{', '.join(map(str, paths[:3]))}: no such line in it; {EXPECTED}")
     watchdog.ranks = max(watchdog.ranks, nccl.ranks)
     findings = [*watchdog.waits(), *causes(nccl), *_silent(nccl, listed)]
     hosts = sorted((name, h) for name, h in nccl.hosts.items() if h.sends or h.receives)
-    links = [text for text in links if text is not None]
     lines = [f"# host     {name}: {h.text()}" for name, h in hosts[:SHOWN]]
     if len(hosts) > SHOWN:
         lines.append(f"# host     and {len(hosts) - SHOWN} more")

@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from scaling.errors import InputError
 from scaling.reading import DEPTH_MAX, RefusedError
@@ -22,7 +23,7 @@ ELEMENTS_MAX = 20_000
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 _NIC_CLASSES = ("0x0200", "0x0207")
 _SWITCH = "0x0680"
-_SPEED = re.compile(r"([\d.]{1,8})\s*GT/s")
+_SPEED = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)\s*GT/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +146,8 @@ def _walk(
 def _link(element: ET.Element) -> tuple[int | None, str]:
     """Nominal bit/s of a PCIe link in one direction, and the file's words for it."""
     speed, width = element.get("link_speed") or "", _int(element.get("link_width"))
-    giga_text = _SPEED.search(speed)
-    try:
-        giga = float(giga_text[1]) if giga_text else 0.0
-    except ValueError:
-        giga = 0.0
+    told = _SPEED.search(speed)
+    giga = float(told[1]) if told else 0.0
     if not 0 < giga <= 256 or width is None or not 0 < width <= 32:
         return None, ""
     # 8b/10b up to PCIe 2, 128b/130b from 3 on (PCI-SIG base specification).
@@ -178,11 +176,7 @@ def _way(a: _Device, b: _Device) -> str:
     """Class of the PCIe path between two devices, from where their paths separate."""
     if a.numa != b.numa:
         return "SYS"
-    shared = 0
-    for x, y in zip(a.path, b.path, strict=False):
-        if x != y:
-            break
-        shared += 1
+    shared = sum(1 for _ in takewhile(lambda steps: steps[0] == steps[1], zip(a.path, b.path, strict=False)))
     if not shared:
         return "PHB"
     return "PIX" if max(len(a.path), len(b.path)) - shared <= 1 else "PXB"
