@@ -152,7 +152,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
             with by_hand() as loop:
                 yield loop.plain
         elif name in ("light", "detailed"):
-            with arms.open("probe", detailed=name == "detailed") as opened, opened.taking() as take:
+            with arms.open("probe", detailed=name == "detailed") as opened, opened.detail.taking() as take:
                 yield lambda: (opened.loop.stamped(), take(opened.loop.forward_end_ns))
         else:
             with (

@@ -122,8 +122,7 @@ def measured(rank: int, ranks: int, case: Case, folder: str, fixed_ns: int) -> d
     for arm, detailed, half in arms.warmed():
         with arms.open(arm, detailed=detailed, half=half) as opened:
             opened.loop.plain()
-            if arm == PROBE and opened.detail is not None:
-                opened.detail.discard()
+            if arm == PROBE:
                 with opened.detail.taking() as take, device.clock.window(arms.stamps(opened)):
                     opened.loop.plain()
                     take(opened.loop.forward_end_ns)

@@ -30,7 +30,7 @@ from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.settings import Opened, Settings
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import Parallelized
+from scaling.worker.parallel.strategy import Detail, Parallelized
 from scaling.worker.parallel.streams import agreed
 
 ALL_REDUCE = KINDS.index("all_reduce")
@@ -162,7 +162,7 @@ class Arms:
             yield Opened(loop=settings.loop(settings.strategy.module(use), use, batch))
             return
         model = self._parallelized(settings, use)
-        loop, detail = settings.loop(model, use), None
+        loop, detail = settings.loop(model, use), Detail()
         try:
             for _ in range(settings.settling):
                 loop.plain()
@@ -171,13 +171,10 @@ class Arms:
                 self._buckets, self.held = model.buckets, model.bytes()
             why = agreed(model.withheld(), self._control) if detailed and use == PLAIN else ""
             detail = model.detail(detailed=detailed and not (why and timed))
-            if detail is not None:
-                detail.discard()
             del model  # the loop alone keeps it
             yield Opened(loop=loop, detail=detail, settled=settings.settling, withheld=why)
         finally:
-            if detail is not None:
-                self.unsharded_bytes = max(self.unsharded_bytes, detail.unsharded_bytes)
+            self.unsharded_bytes = max(self.unsharded_bytes, detail.unsharded_bytes)
             loop.release()
 
     def _use(self, arm: str, *, half: bool) -> tuple[Settings, str]:
@@ -220,7 +217,7 @@ class Arms:
     def stamps(self, opened: Opened) -> int:
         """Largest number of stamps in a step of an open arm."""
         loop, detail = opened.loop, opened.detail
-        if detail is None:
+        if not detail.stamps:
             return loop.stamps
         most = max(detail.stamps, 2 * len(self._buckets), 2 * len(self._wire))
         return loop.stamps + most * loop.micro_steps

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -36,9 +35,9 @@ from scaling.worker.measure.arms import Arms
 from scaling.worker.measure.exchange import Exchange, stamps_of
 from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.measure.settings import Opened
-from scaling.worker.measure.step import step_row
+from scaling.worker.measure.step import edges, step_row
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import Taken, Wait
+from scaling.worker.parallel.strategy import Detail, Taken, Wait
 
 LEAD_IN_BYTES = 2**16
 """A message of this size runs unrecorded before a sweep or pairs: the first one after a pause is slow."""
@@ -102,13 +101,13 @@ class BlockRunner:
             done = [
                 step_row(
                     resolve(row),
-                    _resolved(resolve, comm.waits),
+                    [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in comm.waits],
                     waits_behind=comm.waits_behind,
                 )
                 for row, comm in zip(rows, comms, strict=True)
             ]
             collectives = [comm.collectives for comm in comms if comm.collectives is not None]
-            parameters = opened.parameters([step.begin_ns for step in done])
+            parameters = opened.detail.parameters([step.begin_ns for step in done])
         feed_cost = feed.cost()
         return self._record(
             block, arms, done, collectives, usage, feed_cost, parameters, lead_in, opened.withheld
@@ -164,8 +163,8 @@ class BlockRunner:
         comms: list[Taken] = []
         loop, stamped = opened.loop, block.arm != PLAIN
         step = loop.stamped if stamped else loop.plain
-        taking = opened.taking() if stamped else contextlib.nullcontext(_nothing)
-        with taking as take, self._device.clock.window((lead_in + steps) * arms.stamps(opened)):
+        detail = opened.detail if stamped else Detail()
+        with detail.taking() as take, self._device.clock.window((lead_in + steps) * arms.stamps(opened)):
             self._together(block)
             with Usage() as usage:
                 for index in range(-lead_in, steps):
@@ -176,11 +175,11 @@ class BlockRunner:
                         comms.append(
                             comm
                             if comm.collectives is None
-                            else comm._replace(collectives=opened.all_of(comm.collectives, row))
+                            else comm._replace(collectives=detail.all_of(comm.collectives, edges(row)))
                         )
                 self._device.synchronize()
-        if block.arm == PROBE and block.detailed and opened.detail is not None and not opened.withheld:
-            arms.messages(opened.detail.wire)
+        if block.arm == PROBE and block.detailed and not opened.withheld:
+            arms.messages(detail.wire)
         return rows, comms, usage
 
     def _exchanges(
@@ -213,14 +212,3 @@ class BlockRunner:
     def _together(self, block: Block) -> None:
         if block.arm != BARE_ONE and block.trial.world_size > 1:
             self._device.barrier(self._groups[block.key].control)
-
-
-def _nothing(_forward_end_ns: int) -> Taken:
-    """A plain step leaves nothing."""
-    return Taken(None, None)
-
-
-def _resolved(
-    resolve: Callable[[Sequence[int]], list[int]], waits: Sequence[Wait] | None
-) -> list[Wait] | None:
-    return None if waits is None else [Wait(w.phase, *resolve([w.begin, w.end])) for w in waits]

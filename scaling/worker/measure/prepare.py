@@ -16,7 +16,6 @@ from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.pace import fabric_sizes
 from scaling.worker.measure.settings import Opened
 from scaling.worker.measure.step import Loop
-from scaling.worker.parallel.strategy import Detail
 from scaling.worker.session.progress import COMPILE_S
 from scaling.worker.session.session import LaunchSession
 
@@ -93,8 +92,8 @@ def warm_up(
                 chunk = control.agree(f"chunk/{key}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)
             took = _chunk(opened.loop, clock, chunk - 1 if index == 0 else chunk)
             alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
-            if arm == PROBE and opened.detail is not None:
-                _note_messages(arms, opened, opened.detail, clock)
+            if arm == PROBE:
+                _note_messages(arms, opened, clock)
             if arm == PLAIN:
                 steps, before = _settled(opened.loop, key, session, chunk, took, begin + limit_s)
     session.say("messages")
@@ -129,13 +128,12 @@ def warm_up(
     )
 
 
-def _note_messages(arms: Arms, opened: Opened, detail: Detail, clock: Clock) -> None:
+def _note_messages(arms: Arms, opened: Opened, clock: Clock) -> None:
     """Look at the messages of one step alone."""
-    detail.discard()
-    with detail.taking() as take, clock.window(arms.stamps(opened)):
+    with opened.detail.taking() as take, clock.window(arms.stamps(opened)):
         opened.loop.plain()
         take(opened.loop.forward_end_ns)
-    arms.messages(detail.wire)
+    arms.messages(opened.detail.wire)
 
 
 def _settled(

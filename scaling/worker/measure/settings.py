@@ -5,14 +5,12 @@ The strategy of a spec: the only place that knows all of them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
-from scaling.records.format import CollectiveRow
 from scaling.settings.plan import Trial
 from scaling.settings.run import Spec
 from scaling.settings.schedule import settling_steps
@@ -20,12 +18,12 @@ from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.step import Loop, edges
+from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import loading
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import Replicas
 from scaling.worker.parallel.sharded import Shards
-from scaling.worker.parallel.strategy import Detail, Parallelized, Strategy, Take, Taken
+from scaling.worker.parallel.strategy import Detail, Parallelized, Strategy
 
 
 def strategy_of(
@@ -106,23 +104,9 @@ class Opened:
     """One arm while its block runs."""
 
     loop: Loop
-    detail: Detail | None = None
-    """What the block records of communication; None: nothing."""
+    detail: Detail = field(default_factory=Detail)
+    """What the block records of communication."""
     withheld: str = ""
     """Why it was to record collectives and does not (BlockRecord.withheld)."""
     settled: int = 0
     """Steps that its new wrapper has taken."""
-
-    def taking(self) -> contextlib.AbstractContextManager[Take]:
-        """Inside, the yielded function collects what a step left."""
-        if self.detail is None:
-            return contextlib.nullcontext(lambda _forward_end_ns: Taken(None, None))
-        return self.detail.taking()
-
-    def all_of(self, collectives: list[CollectiveRow], stamps: Sequence[int]) -> list[CollectiveRow]:
-        """The collectives of a detailed step, with what the step's own stamps show; all as tokens."""
-        return collectives if self.detail is None else self.detail.all_of(collectives, edges(stamps))
-
-    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
-        """BlockRecord.parameters of the block."""
-        return [] if self.detail is None else self.detail.parameters(begin_ns)

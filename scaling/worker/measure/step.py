@@ -17,7 +17,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.parallel.ddp import accumulating
-from scaling.worker.parallel.strategy import FORWARD, Edges, Wait
+from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Edges, Wait
 from scaling.worker.parallel.torch_private import ENGINE
 from scaling.worker.parallel.waits import broadcasts_stamped, sends_buffers
 from scaling.worker.session.progress import beat
@@ -179,13 +179,10 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def step_row(
-    stamps: Sequence[int], waits: Sequence[Wait] | None = None, *, waits_behind: bool = False
-) -> AnyStepRow:
+def step_row(stamps: Sequence[int], waits: Sequence[Wait] = (), *, waits_behind: bool = True) -> AnyStepRow:
     """The row of a step, from its stamps as host times, ns; a plain step has two.
 
-    `waits`: where the rank waited for communication, if the strategy tells. Without them, and with `waits_behind`
-    beside them, it waits after backward's compute.
+    `waits`: where the rank waited for communication. With `waits_behind` it waits after backward's compute as well.
     """
     if len(stamps) == 2:
         return PlainRow(*stamps)
@@ -196,7 +193,6 @@ def step_row(
     compute_end, buffers = rest[:count], [at for at in rest[count:] if at]
     fetch, forward, backward, backward_end = (micro_steps[phase::4] for phase in range(4))
     earlier = zip(compute_end[:-1], backward_end, strict=False)
-    behind = waits is None or waits_behind
     return StepRow(
         begin_ns=begin,
         end_ns=end,
@@ -204,14 +200,14 @@ def step_row(
         forward_ns=sum(backward) - sum(forward),
         backward_ns=sum(backward_end) - sum(backward),
         optimizer_ns=optimizer_end - optimizer_begin,
-        compute_end_ns=compute_end[-1] if behind else backward_end[-1],
+        compute_end_ns=compute_end[-1] if waits_behind else backward_end[-1],
         sync_end_ns=backward_end[-1],
-        earlier_wait_ns=sum(done - computed for computed, done in earlier if computed) if behind else 0,
+        earlier_wait_ns=sum(done - computed for computed, done in earlier if computed) if waits_behind else 0,
         buffer_wait_ns=sum(buffers[1::2]) - sum(buffers[::2]),
         buffer_begin_ns=buffers[-2] if buffers else 0,
         buffer_end_ns=buffers[-1] if buffers else 0,
-        forward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase == FORWARD),
-        backward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase != FORWARD),
+        forward_wait_ns=sum(w.end - w.begin for w in waits if w.phase == FORWARD),
+        backward_wait_ns=sum(w.end - w.begin for w in waits if w.phase == BACKWARD),
     )
 
 

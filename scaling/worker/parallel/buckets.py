@@ -1,4 +1,8 @@
-"""What a detailed block records of DDP: its buckets, found among the collectives that a tap saw."""
+"""What a detailed block records of DDP: its buckets, found among the collectives that a tap saw.
+
+A rank waits for them behind backward. Where layers of the module wait for other ranks too (SyncBatchNorm), it waits in
+many places, as a sharded one does. Each row then says when its rank, or its stream, began to wait for it and went on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -14,9 +19,9 @@ from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
-from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
+from scaling.worker.parallel.strategy import Detail, Edges
 from scaling.worker.parallel.tap import Seen, Tap
-from scaling.worker.parallel.waits import broadcast_rows
+from scaling.worker.parallel.waits import Norms, Waits, broadcast_rows, sends_buffers
 
 _ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 _OTHER = PHASES.index("other")
@@ -29,8 +34,8 @@ Ready = Callable[[int], Sequence[int]]
 """Given the host time at which the last forward ended, when each bucket was ready, ns; empty: not known."""
 
 
-Sent = frozenset[tuple[int, int]]
-"""Kinds of collectives, and elements of their results."""
+STAMPS_A_LAYER = 8
+"""Launch and end of a layer's collective in forward and of that in backward, and begin and end of both waits."""
 OF_NORMS = -2
 """Unit of what layers inside send, until the wrapper's buckets are counted."""
 
@@ -44,10 +49,10 @@ class Buckets:
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, key: int | None = None, norms: Sent = frozenset()
+        self, ddp: DistributedDataParallel, key: int | None = None, norms: Norms | None = None
     ) -> None:
-        """`key`: of its group in the records; None: its size. `norms`: what layers inside send (waits.Norms.sent)."""
-        self._norms = norms
+        """`key`: of its group in the records; None: its size. `norms`: layers inside that wait for other ranks."""
+        self._norms = norms.sent(dist.get_world_size(ddp.process_group)) if norms else frozenset()
         self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
         self._name = ddp.process_group.group_name
         self._key = dist.get_world_size(ddp.process_group) if key is None else key
@@ -113,44 +118,95 @@ class BucketDetail(Detail):
         tap: Tap,
         ready: Ready | None = None,
         key: int | None = None,
-        norms: Sent = frozenset(),
+        norms: Norms | None = None,
+        waits: Waits | None = None,
     ) -> None:
-        """`ready`: None where a bucket counts as ready when it is launched. `key`, `norms`: as `Buckets` takes them."""
-        self._ddp, self._tap, self._buckets, self._ready = (
-            weakref.ref(ddp),
-            tap,
-            Buckets(ddp, key, norms),
-            ready,
-        )
-        super().__init__()
+        """`ready`: None where a bucket counts as ready when it is launched. `key`, `norms`: as `Buckets` takes them.
+
+        `norms`: what they send is a unit behind the buckets. `waits`: as `Detail` takes it.
+        """
+        super().__init__(waits)
+        self._ddp, self._tap, self._ready = weakref.ref(ddp), tap, ready
+        self._buckets, self._layers = Buckets(ddp, key, norms), len(norms or ())
         self._count = max(1, len(bucket_bytes(ddp)))
+        self._buffers_bytes = sum(b.nbytes for b in ddp.module.buffers()) if sends_buffers(ddp) else 0
 
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[Take]:
-        """The tap is open inside."""
-        with self._tap.on():
-            yield self._take
+    def _seeing(self) -> contextlib.AbstractContextManager[Any]:
+        return self._tap.on()
 
-    def _take(self, forward_end_ns: int) -> Taken:
+    def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
         ready = self._ready(forward_end_ns) if self._ready else ()
         rows = self._buckets.rows(self._tap.take(), ready)
-        self.wire = [Message(row.kind, row.bytes) for row in rows if row.phase != _OTHER]
-        return Taken(rows, None)
+        if self._layers:
+            rows = _in_order(_units(rows, self._count))
+            self.wire = self._messages(rows)
+        else:
+            self.wire = [Message(row.kind, row.bytes) for row in rows if row.phase != _OTHER]
+        return rows
+
+    def _messages(self, rows: Sequence[CollectiveRow]) -> list[Message]:
+        """What a step sends: buffers at its begin, and behind each reduction of all buckets but the last."""
+        messages: list[Message] = []
+        due, reduced = self._buffers_bytes > 0, 0
+        for row in rows:
+            if due:
+                messages.append(Message(_BROADCAST, self._buffers_bytes))
+            messages.append(Message(row.kind, row.bytes))
+            first = row.unit < self._count and row.ready_ns != 0  # of a bucket's messages
+            reduced += first
+            due = first and self._buffers_bytes > 0 and reduced % self._count == 0
+        return messages
 
     def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
-        """The rows with those of the step's broadcasts of buffers."""
+        """The rows with the broadcasts of buffers; where layers wait, with where the rank waits for its buckets."""
         ddp = self._ddp()
         rows = done_by(rows, edges)
-        return [*rows, *(() if ddp is None else broadcast_rows(ddp, edges.broadcasts, len(rows)))]
-
-    def discard(self) -> None:
-        """Forget what was seen."""
-        self._tap.take()
+        sent = [] if ddp is None else broadcast_rows(ddp, edges.broadcasts, len(rows))
+        if not self._layers:
+            return [*rows, *sent]
+        waited = [
+            row._replace(wait_ns=_behind(row, edges), resume_ns=row.done_ns)
+            if 0 <= row.unit < self._count
+            else row
+            for row in rows
+        ]
+        for row in sent:
+            begin, unit = row.launch_ns, self._count + 1
+            waited.append(row._replace(ready_ns=begin, unit=unit, wait_ns=begin, resume_ns=row.done_ns))
+        return _in_order(waited)
 
     @property
-    def stamps(self) -> int:  # type: ignore[override]
-        """Launch, start and end of each bucket."""
-        return 3 * max(self._count, len(self.wire))
+    def stamps(self) -> int:
+        """Launch, start and end of each bucket, and those of the layers."""
+        return STAMPS_A_LAYER * self._layers + 3 * max(self._count, len(self.wire))
+
+
+def _behind(row: CollectiveRow, edges: Edges) -> int:
+    """Where the rank waits for a bucket: at the end of the compute of the backward that launched it."""
+    launch = abs(row.launch_ns)  # tokens of events fall, host times rise
+    return next((computed for computed, whole in edges.behind if abs(whole) >= launch), 0)
+
+
+def _units(rows: Sequence[CollectiveRow], count: int) -> list[CollectiveRow]:
+    """The rows with their buckets, of which there are `count`, as units, and layers' behind them; others have none.
+
+    Further messages of a hook are of the bucket before them. Rows that name no bucket are in the order of buckets.
+    """
+    named, place = any(row.unit >= 0 for row in rows), -1
+    numbered: list[CollectiveRow] = []
+    for row in rows:
+        if row.phase == _OTHER or row.unit == OF_NORMS:
+            numbered.append(row if row.phase == _OTHER else row._replace(unit=count))
+            continue
+        place = row.unit if row.unit >= 0 else place if named else (place + 1) % count
+        numbered.append(row._replace(unit=place))
+    return numbered
+
+
+def _in_order(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """By their launch, and behind them what is not the module's: tokens of events fall, host times rise."""
+    ordered = sorted(rows, key=lambda row: (row.unit < 0, abs(row.launch_ns)))
+    return [row._replace(seq=seq) for seq, row in enumerate(ordered)]
 
 
 def _kind_and_elements(call: Seen) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Stamp when each unit of fully_shard has its turn and is waited for, in probe blocks.
+"""Stamp when each unit of fully_shard has its turn and is waited for, in detailed blocks.
 
 A rank waits before a unit's forward and before its backward for the unit's all-gather; where a reduce-scatter's buffer
 is to be used again; and at the end of backward for what is left. On an accelerator the compute stream waits, and the
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
@@ -22,7 +23,7 @@ from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.guard import around
-from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Detail, Take, Taken
+from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Detail
 from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.torch_private import awaited_buffer, last_reductions
 from scaling.worker.parallel.waits import Waits
@@ -31,15 +32,18 @@ _ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_sc
 _REPLACED = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
 
 
-class Mark(NamedTuple):
+@dataclass(slots=True)
+class Turn:
     """A unit's turn in a step, whether or not anything is sent; stamps are tokens."""
 
-    reduced: bool
-    """Whether its gradients are reduced here, rather than its parameters gathered."""
-    phase: int
+    kind: int
+    """Whether its parameters are gathered here, or its gradients reduced: an index into settings.run.KINDS."""
     unit: int
+    phase: int
     launch: int
-    wait: int
+    sent: list[Seen] = field(default_factory=list)
+    wait: int = 0
+    """The rank, or its compute stream, began to wait for it; 0: not yet."""
 
 
 class Watch:
@@ -54,16 +58,14 @@ class Watch:
         """
         self._groups, self._stamp, self._host, self._weighing = groups, stamp, host, weighs
         self._tap: Tap | None = None
-        self._gathered: dict[int, Seen] = {}
-        self._reduced: list[Seen] = []
-        """Reductions that nobody has waited for yet, on an accelerator."""
-        self._launched: dict[int, int] = {}
-        self._turns: list[tuple[int, int]] = []
-        """Units that have begun to reduce and nobody has waited for, with when, on an accelerator."""
+        self._gathered: dict[int, Turn] = {}
+        """Gathers that nobody has waited for yet, by unit."""
+        self._reduced: list[Turn] = []
+        """Reductions that nobody has waited for yet, or not for all of them, on an accelerator."""
         self._weighs = False
         self.unsharded_bytes = 0
-        """Most bytes of gathered parameters at once, in the first step of a block that tells collectives apart."""
-        self.marks: list[Mark] = []
+        """Most bytes of gathered parameters at once, in the first step of a block over several ranks."""
+        self._turns: list[Turn] = []
 
     def streams(self) -> list[Any]:
         """Those on which an accelerator's collectives are started, once a forward has made them."""
@@ -76,19 +78,18 @@ class Watch:
             if not self._host and hasattr(context, name)
         ]
 
-    def take(self) -> list[Mark]:
-        """The marks since the last call."""
+    def take(self) -> list[Turn]:
+        """The turns that were waited for since the last call."""
         self._weighs = False
-        marks, self.marks = self.marks, []
-        return marks
+        turns, self._turns = self._turns, []
+        return turns
 
     @contextlib.contextmanager
     def on(self, tap: Tap | None = None) -> Iterator[None]:
         """Stamp inside; `tap`: also tell it each collective's unit and phase, and where it is waited for."""
         self._tap = tap
         self._weighs = self._weighing and tap is not None
-        self._gathered, self._reduced, self._launched, self._turns = {}, [], {}, []
-        self.marks = []
+        self._gathered, self._reduced, self._turns = {}, [], []
         for unit, group in enumerate(self._groups):
             for name in _REPLACED:
                 method = getattr(self, f"_{name}")
@@ -125,9 +126,7 @@ class Watch:
         with self._collectives_of(unit, _phase(group)) as seen:
             inner(async_op)
         if group._all_gather_result is not None:  # noqa: SLF001
-            self._launched[unit] = at
-            if seen:
-                self._gathered[unit] = seen[-1]
+            self._gathered[unit] = Turn(_ALL_GATHER, unit, 0, at, seen[-1:])
         self._weigh()
 
     def _launching(self, group: Any, async_op: bool) -> int:
@@ -143,15 +142,16 @@ class Watch:
         if result is None:
             inner()
             return
-        begin, phase, seen = self._stamp(), _phase(group), self._gathered.pop(unit, None)
-        self.marks.append(Mark(False, phase, unit, self._launched.pop(unit, begin), begin))
+        begin = self._stamp()
+        turn = self._gathered.pop(unit, None) or Turn(_ALL_GATHER, unit, 0, begin)
+        turn.phase = _phase(group)
         sends = bool(result.all_gather_input_split_sizes)  # over one rank nothing is gathered
         if isinstance(result.all_gather_work, dist.Work):
             result.all_gather_work.wait()
         elif sends and not self._host and result.all_gather_event is not None:
             group.device_handle.current_stream().wait_event(result.all_gather_event)
-        if sends and not (self._host and result.all_gather_work is None):  # else the call itself was the wait
-            self._waited(begin, [seen] if seen else [])
+        # On the host without a work the call itself was the wait.
+        self._waited(begin, [turn], turn.sent if sends and (result.all_gather_work or not self._host) else ())
         inner()
         self._weigh()
 
@@ -166,12 +166,11 @@ class Watch:
         at = self._stamp()
         with self._collectives_of(unit, BACKWARD) as seen:
             inner(*unused)
+        turn = Turn(_REDUCE_SCATTER, unit, BACKWARD, at, seen)
         if group.reduce_grads and self._host:  # the call itself was the wait
-            self.marks.append(Mark(True, BACKWARD, unit, at, at))
+            self._waited(at, [turn], ())
         elif group.reduce_grads:
-            self._turns.append((unit, at))
-        if not self._host:
-            self._reduced += seen
+            self._reduced.append(turn)
 
     def _wait_for_buffer(self, group: Any) -> None:
         """On an accelerator: the compute stream waits until the oldest reduce-scatter has left its input buffer."""
@@ -180,30 +179,30 @@ class Watch:
             begin = self._stamp()
             if awaited.event is not None:
                 group.device_handle.current_stream().wait_event(awaited.event)
-            scattered = next((s for s in self._reduced if s.kind == _REDUCE_SCATTER and not s.wait), None)
-            self._waited(begin, [scattered] if scattered else [])
-            self._reduced_by(begin, self._turns[:1])
+            oldest = [turn for turn in self._reduced if not turn.wait][:1]
+            scattered = [seen for turn in oldest for seen in turn.sent if seen.kind == _REDUCE_SCATTER]
+            self._waited(begin, oldest, scattered)
 
     def _finalize_backward(self, inner: Any, group: Any, _unit: int) -> None:
         events = [] if self._host else last_reductions(group)
-        if events and (self._reduced or self._turns):  # the first wait covers all, since they come in turn
+        if events and self._reduced:  # the first wait covers all, since they come in turn
             begin = self._stamp()
             for event in events:
                 group.device_handle.current_stream().wait_event(event)
-            self._waited(begin, [call for call in self._reduced if call.wait == 0])
+            self._waited(begin, self._reduced, [seen for turn in self._reduced for seen in turn.sent])
             self._reduced = []
-            self._reduced_by(begin, self._turns)
         inner()
 
-    def _reduced_by(self, begin: int, turns: Sequence[tuple[int, int]]) -> None:
-        """The stream waits for these units' reductions from here on."""
-        self.marks += [Mark(True, BACKWARD, unit, at, begin) for unit, at in turns]
-        self._turns = self._turns[len(turns) :]
-
-    def _waited(self, begin: int, seen: Sequence[Seen]) -> None:
-        end = self._stamp()
-        for call in seen:
-            call.wait, call.resume = begin, end
+    def _waited(self, begin: int, turns: Sequence[Turn], sent: Sequence[Seen]) -> None:
+        """The rank, or its stream, has waited for these since `begin`, unless it had before."""
+        end = self._stamp() if sent else 0
+        for turn in turns:
+            if not turn.wait:
+                turn.wait = begin
+                self._turns.append(turn)
+        for seen in sent:
+            if not seen.wait:
+                seen.wait, seen.resume = begin, end
 
 
 def _on_unit(method: Callable[..., Any], group: Any, unit: int) -> Callable[..., Any]:
@@ -238,7 +237,6 @@ class UnitProbe(Detail):
         sizes: Sequence[int],
         device: Accelerator,
         *,
-        detailed: bool,
         others: Mapping[tuple[int, ...], int] | None = None,
         divided_layers: int = 0,
         waits: Waits | None = None,
@@ -246,36 +244,29 @@ class UnitProbe(Detail):
         """`keys`: of the communicators in the records, by their groups' names; none over one rank.
 
         `others`: of those that torch made by itself, by their ranks. `divided_layers`: layers that are divided over
-        ranks; what these send is a unit of its own behind the others. `waits`: tells the steps' waits; None: another
-        does.
+        ranks; what these send is a unit of its own behind the others. `waits`: as `Detail` takes it.
         """
+        super().__init__(waits, stamps=STAMPS_A_UNIT * (len(sizes) + divided_layers), waits_behind=False)
         self._others = others or {}
         self._divided_layers = divided_layers
-        self._waits = waits if keys else None
-        self._watch, self._keys, self._sizes, self._detailed = watch, dict(keys), sizes, detailed
-        super().__init__()
+        self._watch, self._keys, self._sizes = watch, dict(keys), sizes
         self._tap = Tap(device.clock)
 
     @contextlib.contextmanager
-    def taking(self) -> Iterator[Take]:
-        """Inside, units and waits are stamped; in a detailed block over several ranks the tap is open."""
-        sends = self._detailed and bool(self._keys)
-        with (
-            self._tap.on() if sends else contextlib.nullcontext(),
-            self._watch.on(self._tap if sends else None),
-            self._waits.on() if self._waits else contextlib.nullcontext(),
-        ):
-            yield self._take
+    def _seeing(self) -> Iterator[None]:
+        """Units are stamped; over several ranks the tap is open."""
+        sends = bool(self._keys)
+        tapping = self._tap.on() if sends else contextlib.nullcontext()
+        with tapping, self._watch.on(self._tap if sends else None):
+            yield
 
-    def _take(self, _forward_end_ns: int) -> Taken:
-        marks, waits = self._watch.take(), self._waits.take() if self._waits else []
-        if not self._detailed:
-            return Taken(None, waits)
+    def _rows(self, _forward_end_ns: int) -> list[CollectiveRow]:
+        turns = self._watch.take()
         if not self._keys:
-            return Taken([self._turn(seq, mark) for seq, mark in enumerate(marks)], waits)
+            return [self._turn(seq, turn) for seq, turn in enumerate(turns)]
         rows = [self._row(seq, seen) for seq, seen in enumerate(self._tap.take())]
         self.wire = [Message(row.kind, row.bytes, group=row.group) for row in rows if row.unit >= 0]
-        return Taken(rows, waits)
+        return rows
 
     def _row(self, seq: int, seen: Seen) -> CollectiveRow:
         of_layers = self._of_layers(seen)
@@ -294,32 +285,20 @@ class UnitProbe(Detail):
             self._keys[name] = self._others.get(tuple(dist.get_process_group_ranks(group)), 0)
         return self._keys[name]
 
-    def _turn(self, seq: int, mark: Mark) -> CollectiveRow:
+    def _turn(self, seq: int, turn: Turn) -> CollectiveRow:
         return CollectiveRow(
             seq=seq,
-            kind=_REDUCE_SCATTER if mark.reduced else _ALL_GATHER,
+            kind=turn.kind,
             group=1,
-            bytes=self._sizes[mark.unit],
-            ready_ns=mark.launch,
+            bytes=self._sizes[turn.unit],
+            ready_ns=turn.launch,
             launch_ns=0,
             done_ns=0,
-            phase=mark.phase,
-            unit=mark.unit,
-            wait_ns=mark.wait,
-            resume_ns=mark.wait,
+            phase=turn.phase,
+            unit=turn.unit,
+            wait_ns=turn.wait,
+            resume_ns=turn.wait,
         )
-
-    def discard(self) -> None:
-        """Forget the steps so far."""
-        self._watch.take()
-        self._tap.take()
-        if self._waits:
-            self._waits.take()
-
-    @property
-    def stamps(self) -> int:  # type: ignore[override]
-        """For every unit and every divided layer, a step's turns."""
-        return STAMPS_A_UNIT * (len(self._sizes) + self._divided_layers)
 
     @property
     def unsharded_bytes(self) -> int:  # type: ignore[override]

@@ -1,150 +1,27 @@
-"""Train a module of which every rank holds a copy: DistributedDataParallel, behind the seam of strategies.
-
-What the stamped blocks of a DDP wrapper record whose module waits for ranks inside its forward and backward.
-
-A rank then waits in many places, as a sharded one does: at each collective of the module, behind backward for its
-buckets, and at the begin of forward for the broadcast of buffers. Each row says when its rank, or its stream, began to
-wait for it and went on.
-"""
+"""Train a module of which every rank holds a copy: DistributedDataParallel, behind the seam of strategies."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
-from scaling.settings.run import KINDS, Spec
-from scaling.settings.schedule import PHASES, Message
+from scaling.settings.run import Spec
 from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
-from scaling.worker.parallel.buckets import OF_NORMS, BucketDetail, done_by
+from scaling.worker.parallel.buckets import STAMPS_A_LAYER, BucketDetail
 from scaling.worker.parallel.computed import share_bytes
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import BUFFERS, Detail, Edges, Take, Taken
+from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.parallel.waits import Norms, Waits, broadcast_rows, sends_buffers
-
-_BROADCAST, _OTHER = KINDS.index("broadcast"), PHASES.index("other")
-STAMPS_A_LAYER = 8
-"""Launch and end of a layer's collective in forward and of that in backward, and begin and end of both waits."""
-
-
-class InlineProbe(Detail):
-    """The stamps of one arm over several ranks. The module's own collectives are a unit behind the buckets."""
-
-    def __init__(
-        self,
-        waits: Waits | None,
-        buckets: Detail | None,
-        ddp: DistributedDataParallel,
-        *,
-        layers: int,
-    ) -> None:
-        """`waits`: tells the steps' waits; None: another does. `layers`: that send something.
-
-        `buckets`: what a detailed block records of them, with the layers' collectives; None in a light one.
-        """
-        super().__init__()
-        self._waits, self._buckets, self._layers = waits, buckets, layers
-        self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
-        self._count = len(bucket_bytes(ddp))
-        self._buffers_bytes = sum(b.nbytes for b in ddp.module.buffers()) if sends_buffers(ddp) else 0
-
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[Take]:
-        """Inside, the module's own collectives are stamped, and in a detailed block the buckets."""
-        buckets = self._buckets.taking() if self._buckets else contextlib.nullcontext()
-        with self._waits.on() if self._waits else contextlib.nullcontext(), buckets as take:
-            yield functools.partial(self._take, take)
-
-    def _take(self, take: Take | None, forward_end_ns: int) -> Taken:
-        waits = [wait for wait in self._waits.take() if wait.phase != BUFFERS] if self._waits else []
-        if take is None:
-            return Taken(None, waits, waits_behind=True)
-        rows = _in_order(_units(take(forward_end_ns).collectives or [], self._count))
-        self.wire = self._messages(rows)
-        return Taken(rows, waits, waits_behind=True)
-
-    def _messages(self, rows: Sequence[CollectiveRow]) -> list[Message]:
-        """What a step sends: buffers at its begin, and behind each reduction of all buckets but the last."""
-        messages: list[Message] = []
-        due, reduced = self._buffers_bytes > 0, 0
-        for row in rows:
-            if due:
-                messages.append(Message(_BROADCAST, self._buffers_bytes))
-            messages.append(Message(row.kind, row.bytes))
-            first = row.unit < self._count and row.ready_ns != 0  # of a bucket's messages
-            reduced += first
-            due = first and self._buffers_bytes > 0 and reduced % self._count == 0
-        return messages
-
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
-        """The rows with the broadcasts of buffers, and with where the rank waits for its buckets."""
-        complete = [
-            row._replace(wait_ns=_behind(row, edges), resume_ns=row.done_ns)
-            if 0 <= row.unit < self._count
-            else row
-            for row in done_by(rows, edges)
-        ]
-        ddp = self._ddp()
-        sent = () if ddp is None else broadcast_rows(ddp, edges.broadcasts, 0)
-        complete += [
-            row._replace(
-                ready_ns=row.launch_ns, unit=self._count + 1, wait_ns=row.launch_ns, resume_ns=row.done_ns
-            )
-            for row in sent
-        ]
-        return _in_order(complete)
-
-    def discard(self) -> None:
-        """Forget the steps so far."""
-        if self._waits:
-            self._waits.take()
-        if self._buckets is not None:
-            self._buckets.discard()
-
-    @property
-    def stamps(self) -> int:  # type: ignore[override]
-        """Stamps of the layers and the buckets."""
-        return STAMPS_A_LAYER * self._layers + 3 * self._count
-
-
-def _behind(row: CollectiveRow, edges: Edges) -> int:
-    """Where the rank waits for a bucket: at the end of the compute of the backward that launched it."""
-    launch = abs(row.launch_ns)  # tokens of events fall, host times rise
-    return next((computed for computed, whole in edges.behind if abs(whole) >= launch), 0)
-
-
-def _units(rows: Sequence[CollectiveRow], count: int) -> list[CollectiveRow]:
-    """The rows with their buckets, of which there are `count`, as units, and layers' behind them; others have none.
-
-    Further messages of a hook are of the bucket before them. Rows that name no bucket are in the order of buckets.
-    """
-    named, place = any(row.unit >= 0 for row in rows), -1
-    numbered: list[CollectiveRow] = []
-    for row in rows:
-        if row.phase == _OTHER or row.unit == OF_NORMS:
-            numbered.append(row if row.phase == _OTHER else row._replace(unit=count))
-            continue
-        place = row.unit if row.unit >= 0 else place if named else (place + 1) % count
-        numbered.append(row._replace(unit=place))
-    return numbered
-
-
-def _in_order(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """By their launch, and behind them what is not the module's: tokens of events fall, host times rise."""
-    ordered = sorted(rows, key=lambda row: (row.unit < 0, abs(row.launch_ns)))
-    return [row._replace(seq=seq) for seq, row in enumerate(ordered)]
+from scaling.worker.parallel.waits import Norms, Waits
 
 
 class Replicas:
@@ -229,17 +106,16 @@ class Replicated:
         find([self._group.data], self._device)
         return withheld([self._group.data], (), self._device)
 
-    def detail(self, *, detailed: bool) -> Detail | None:
+    def detail(self, *, detailed: bool) -> Detail:
         """The buckets of detailed blocks, and in every stamped one where the module waits inside."""
         if self._alone:
-            return _Solo(SoloProbe(self._ddp, self._device), len(self.buckets)) if detailed else None
+            return _Solo(SoloProbe(self._ddp, self._device), len(self.buckets)) if detailed else Detail()
+        waits = Waits(self._device) if self._norms else None
+        if not detailed:
+            return Detail(waits, stamps=STAMPS_A_LAYER * len(self._norms or ()))
+        ready = ReadyTimes(self._ddp).absolute_ns if self._device.type == CPU else None
         tap = Tap(self._device.clock)
-        ready = ReadyTimes(self._ddp).absolute_ns if detailed and self._device.type == CPU else None
-        sent = frozenset() if self._norms is None else self._norms.sent(dist.get_world_size(self._group.data))
-        buckets = BucketDetail(self._ddp, tap, ready, self._group.key, sent) if detailed else None
-        if self._norms is None:
-            return buckets
-        return InlineProbe(Waits(self._device), buckets, self._ddp, layers=len(self._norms))
+        return BucketDetail(self._ddp, tap, ready, self._group.key, self._norms, waits)
 
     def bytes(self) -> dict[str, int]:
         """Every rank holds everything. Gradients that are no views of their buckets lie beside them."""
@@ -253,13 +129,14 @@ class _Solo(Detail):
     """The buckets of a wrapper over one rank, which sends nothing."""
 
     def __init__(self, probe: SoloProbe, count: int) -> None:
-        super().__init__()
-        self._probe, self.stamps = probe, count
+        super().__init__(stamps=count)
+        self._probe = probe
 
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[Take]:
-        with self._probe.taking() as take:
-            yield lambda forward_end_ns: Taken(take(forward_end_ns), None)
+    def _seeing(self) -> contextlib.AbstractContextManager[Any]:
+        return self._probe.taking()
+
+    def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
+        return self._probe.take(forward_end_ns)
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
         return self._probe.parameters(begin_ns)

@@ -35,6 +35,7 @@ from scaling.worker.parallel.shard import (
     shard,
     unit_names,
 )
+from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
@@ -209,18 +210,19 @@ class Sharded:
         find(self._sends, self._device)
         return withheld(self._sends, self._watch.streams(), self._device)
 
-    def detail(self, *, detailed: bool) -> UnitProbe:
+    def detail(self, *, detailed: bool) -> Detail:
         """Where the rank waits, and in detailed blocks every collective."""
-        return UnitProbe(
+        waits = Waits(self._device) if self._keys else None
+        units = UnitProbe(
             self._watch,
             self._keys,
             self.buckets,
             self._device,
-            detailed=detailed,
             others=self._others,
             divided_layers=self._divided.layers,
-            waits=Waits(self._device),
+            waits=waits,
         )
+        return units if detailed else Detail(waits, stamps=units.stamps, waits_behind=False)
 
     def bytes(self) -> dict[str, int]:
         """The shards of this rank."""

@@ -8,14 +8,17 @@ this folder asks which strategy it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from scaling.records.format import CollectiveRow
 from scaling.settings.schedule import PHASES, Message
 from scaling.worker.parallel.torch_private import in_backward
+
+if TYPE_CHECKING:
+    from scaling.worker.parallel.waits import Waits
 
 FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 BUFFERS = -2
@@ -41,10 +44,10 @@ class Taken(NamedTuple):
 
     collectives: list[CollectiveRow] | None
     """None where the block records none."""
-    waits: list[Wait] | None
-    """None where the strategy waits only behind backward's compute."""
-    waits_behind: bool = False
-    """Whether it waits there too, beside `waits`."""
+    waits: Sequence[Wait] = ()
+    """Where the rank waited, but for the time behind backward's compute."""
+    waits_behind: bool = True
+    """Whether it waits there too, for DDP's reducer."""
 
 
 class Edges(NamedTuple):
@@ -61,27 +64,46 @@ Take = Callable[[int], Taken]
 
 
 class Detail:
-    """What the stamped blocks of an arm record of communication."""
+    """What the stamped blocks of an arm record of communication: where the rank waits. Subclasses add collectives."""
 
-    stamps = 0
-    """Largest number of stamps that it takes in a step."""
     unsharded_bytes = 0
     """Most bytes of gathered parameters that the rank held at once; 0 where nothing is gathered."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits | None = None, *, stamps: int = 0, waits_behind: bool = True) -> None:
+        """`waits`: tells the steps' waits; None: there are none, or another tells them.
+
+        `stamps`: most that are taken in a step. `waits_behind`: the rank waits behind backward's compute as well.
+        """
+        self._waits, self._stamps, self._waits_behind = waits, stamps, waits_behind
         self.wire: list[Message] = []
         """The collectives of the step taken last, in the order of launch."""
 
-    def taking(self) -> contextlib.AbstractContextManager[Take]:
+    @property
+    def stamps(self) -> int:
+        """Largest number of stamps that it takes in a step."""
+        return self._stamps
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[Take]:
         """Inside, `take` can be called after each step."""
-        raise NotImplementedError
+        with self._waits.on() if self._waits else contextlib.nullcontext(), self._seeing():
+            yield self._take
+
+    def _seeing(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, collectives are seen."""
+        return contextlib.nullcontext()
+
+    def _take(self, forward_end_ns: int) -> Taken:
+        rows = self._rows(forward_end_ns)
+        return Taken(rows, self._waits.take() if self._waits else (), self._waits_behind)
+
+    def _rows(self, forward_end_ns: int) -> list[CollectiveRow] | None:  # noqa: ARG002
+        """The step's collectives, with tokens as stamps; None: the block records none."""
+        return None
 
     def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:  # noqa: ARG002
         """A step's rows, as taken, with what its own stamps show."""
         return list(rows)
-
-    def discard(self) -> None:
-        """Forget what was seen so far."""
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
         """BlockRecord.parameters, given when the steps taken last began; empty where ready times are not known."""
@@ -112,8 +134,8 @@ class Parallelized(Protocol):
     def withheld(self) -> str:
         """Why its collectives are not to be stamped (BlockRecord.withheld); all of its ranks ask at once."""
 
-    def detail(self, *, detailed: bool) -> Detail | None:
-        """What a stamped block records; None: nothing beside the step's own stamps."""
+    def detail(self, *, detailed: bool) -> Detail:
+        """What a stamped block records."""
 
     def bytes(self) -> dict[str, int]:
         """What this rank holds, by `parameters`, `gradients`, `optimizer`."""

@@ -95,9 +95,9 @@ class Followed:
         """
         return DISTURBS if len(self.members) > 1 and one_queue(device) else ""
 
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
-        """What a stamped block records of single collectives; None: nothing."""
-        return None
+    def detail(self, device: Accelerator) -> Detail:  # noqa: ARG002
+        """What a detailed block records of single collectives."""
+        return Detail()
 
     def sizes(self) -> list[int]:
         """Bytes of each bucket or unit."""

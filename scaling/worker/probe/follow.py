@@ -24,7 +24,6 @@ from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.guard import compiled as is_compiled
-from scaling.worker.parallel.replicated import InlineProbe
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
@@ -62,14 +61,10 @@ class WrappedModel(Followed):
         """Nothing but its communicator's stream is stamped."""
         return withheld(self.communicators(), (), device)
 
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
-        """What a detailed block records: its buckets, and where its norms wait for other ranks."""
-        if not detailed:
-            return None
-        inside = self._waits_inside()
-        sent = self._norms.sent(len(self.members)) if inside else frozenset()
-        buckets = BucketDetail(self.ddp, Tap(device.clock), norms=sent)
-        return InlineProbe(None, buckets, self.ddp, layers=len(self._norms)) if inside else buckets
+    def detail(self, device: Accelerator) -> Detail:
+        """Its buckets, and where its norms wait for other ranks."""
+        norms = self._norms if self._waits_inside() else None
+        return BucketDetail(self.ddp, Tap(device.clock), norms=norms)
 
     def _waits_inside(self) -> bool:
         """Whether norms wait for the wrapper's ranks, and that can be seen: not in what torch.compile made."""
@@ -152,14 +147,14 @@ class ShardedModel(Followed):
         self._watch = self._watch or Watch(self._groups, device.clock.stamp, host=host, weighs=False)
         return self._watch
 
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
-        """Where the rank waits, and in detailed blocks every collective."""
+    def detail(self, device: Accelerator) -> Detail:
+        """Every collective, with its unit and where the rank waits for it."""
         watch, mesh, place = self._stamped(device), self._mesh, self.members.index(dist.get_rank())
         if mesh.size == 1:
-            return UnitProbe(watch, {}, self.sizes(), device, detailed=False)
+            return Detail()
         by_key = mesh.made_by_torch(place, self._fsdp)
         others = {tuple(self.members[r] for r in ranks): key for key, ranks in by_key.items()}
-        return UnitProbe(watch, self._keys(), self.sizes(), device, detailed=detailed, others=others)
+        return UnitProbe(watch, self._keys(), self.sizes(), device, others=others)
 
     def sizes(self) -> list[int]:
         """Bytes of each unit, whole."""

@@ -8,7 +8,7 @@ opens another window.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock, StepRow
@@ -24,8 +24,6 @@ from scaling.worker.probe.phases import Marks, Phases, behind, step_row
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 13, 24
 """With the loop's own waits, as many as most loops have."""
 
-DetailOf = Callable[[bool], Detail | None]
-"""What a stamped block records of communication, given whether it is a detailed one."""
 Sink = Callable[[RecordedBlock], None]
 """Takes whole blocks. It fills in the world size and the batch, which a track does not know."""
 
@@ -37,7 +35,8 @@ class _Row:
     begin: int
     end: int
     marks: Marks
-    comm: Taken
+    collectives: Sequence[CollectiveRow]
+    waits: list[Wait]
     tokens: int
     """How many this rank's step had; NO_TOKENS where the loop told none."""
     squared: int
@@ -49,10 +48,9 @@ class _Open:
 
     planned: Planned
     usage: Usage
-    detail: Detail | None = None
-    """What it records of communication."""
-    waits: Waits | None = None
-    """Where it waits; None where it takes no stamps."""
+    detail: Detail
+    """What it records of collectives."""
+    waits: Waits
     micro_steps: int = 1
     rows: list[_Row] = field(default_factory=list)
 
@@ -63,14 +61,14 @@ class Track:
     def __init__(
         self,
         phases: Phases,
-        detail_of: DetailOf,
+        detail_of: Callable[[], Detail],
         device: Accelerator,
         sink: Sink,
         withheld: Callable[[], str] = str,
         *,
         reduces_behind: bool = True,
     ) -> None:
-        """`withheld`: why no collective is to be stamped; asked once, between two steps.
+        """`detail_of`: what a detailed block records. `withheld`: why no collective is to be stamped; asked once.
 
         `reduces_behind`: whether the rank waits for reductions between the end of backward's compute and of backward.
         """
@@ -138,12 +136,9 @@ class Track:
             self._since = 0
         else:
             self._since = self._clock.stamp()
-            comm = self._take(self._phases.forward_end_ns)
-            if block.waits is not None:
-                both = [*(comm.waits or ()), *block.waits.take()]
-                comm = comm._replace(waits=both, waits_behind=comm.waits is None or comm.waits_behind)
+            sent, waits = self._take(self._phases.forward_end_ns).collectives or (), block.waits.take()
             told = self._phases.tokens, self._phases.squared
-            block.rows.append(_Row(self._begin, self._since, self._phases.marks, comm, *told))
+            block.rows.append(_Row(self._begin, self._since, self._phases.marks, sent, waits, *told))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
         over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
         if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
@@ -181,13 +176,11 @@ class Track:
             if self._window is None:
                 self._begin_window()
                 over = None
-            detail = self._detail_of(planned.detailed and not self._withheld) if planned.stamped else None
-            self._open = _Open(planned, Usage(), detail)
+            detail = self._detail_of() if planned.detailed and not self._withheld else Detail()
+            waits = Waits(self._device, reduces_behind=self._reduces_behind)
+            self._open = _Open(planned, Usage(), detail, waits)
             if planned.stamped:
-                self._open.waits = self._recording.enter_context(
-                    Waits(self._device, reduces_behind=self._reduces_behind).on()
-                )
-            if detail is not None:
+                self._recording.enter_context(waits.on())
                 self._take = self._recording.enter_context(detail.taking())
             self._open.usage.begin = over or Reading.take()
             self._since = self._clock.stamp()
@@ -195,9 +188,7 @@ class Track:
     def _begin_window(self) -> None:
         self._withheld, self._why = self._withheld or self._why(), str
         micro_steps = max(1, self._phases.forwards)
-        detail = self._detail_of(True)
-        more = 0 if detail is None else detail.stamps
-        each = STAMPS_A_STEP + (STAMPS_A_MICRO_STEP + more) * micro_steps
+        each = STAMPS_A_STEP + (STAMPS_A_MICRO_STEP + self._detail_of().stamps) * micro_steps
         self._window = contextlib.ExitStack()
         self._window.enter_context(self._clock.window(2 * ROUND_STEPS * each))
 
@@ -244,22 +235,18 @@ class Track:
                 steps.append(PlainRow(begin, end))
                 continue
             marks = [(kind, at) for (kind, _), at in zip(row.marks, times, strict=True)]
-            waits = row.comm.waits
-            if waits is not None:
-                waits = [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in waits]
-            after = self._reduces_behind and row.comm.waits_behind
-            step = step_row(begin, marks, end, waits, waits_behind=after) if all(times) else None
+            waits = [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in row.waits]
+            behind_it = self._reduces_behind
+            step = step_row(begin, marks, end, waits, waits_behind=behind_it) if all(times) else None
             if step is None:
                 self.blind += 1
                 return None
             steps.append(step._replace(tokens=row.tokens, squared=row.squared))
             if planned.detailed and not self._withheld:
-                done = [resolve_collective(self._clock, call) for call in row.comm.collectives or ()]
+                done = [resolve_collective(self._clock, call) for call in row.collectives]
                 rows = [call._replace(done_ns=_done(call, step)) for call in done]
-                if block.detail is not None:
-                    sent = [(wait.begin, wait.end) for wait in waits or () if wait.phase == BUFFERS]
-                    rows = block.detail.all_of(rows, Edges(sent, behind(marks)))
-                collectives.append(rows)
+                buffers = [(wait.begin, wait.end) for wait in waits if wait.phase == BUFFERS]
+                collectives.append(block.detail.all_of(rows, Edges(buffers, behind(marks))))
         record = BlockRecord(
             id=planned.id,
             round=planned.round,
@@ -273,7 +260,7 @@ class Track:
             lead_in=0,
             steps=len(steps),
             **block.usage.fields(),
-            **({} if block.waits is None else block.waits.claims.traffic()._asdict()),
+            **(block.waits.claims.traffic()._asdict() if planned.stamped else {}),
         )
         return RecordedBlock(block=record, steps=steps, collectives=collectives)
 
@@ -285,4 +272,4 @@ def _done(row: CollectiveRow, step: StepRow) -> int:
 
 
 def _nothing(_forward_end_ns: int) -> Taken:
-    return Taken(None, None)
+    return Taken(None)

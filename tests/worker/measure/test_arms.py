@@ -104,7 +104,7 @@ def test_all_batches_are_there_before_any_wrapper(groups, wrappers, changes, fee
 
 def opened(arms, arm, finds_unused, **how):
     """(loop's module, steps of its wrapper) after one more step."""
-    with arms.open(arm, **how) as one, one.taking() as take:
+    with arms.open(arm, **how) as one, one.detail.taking() as take:
         one.loop.stamped()
         taken = take(one.loop.forward_end_ns).collectives
         if taken is not None:

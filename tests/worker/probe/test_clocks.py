@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling import Probe
 from scaling.records.format import ClockRecord
 from scaling.worker.probe import agreement as clocks_module
-from scaling.worker.probe import probe as probe_module
+from scaling.worker.probe import recording as recording_module
 from scaling.worker.probe.agreement import EVERY_S, Clocks
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP
 
@@ -78,7 +78,7 @@ class Alone(Clocks):
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """recorded(steps, each): clock lines of a loop; `each(ddp, index)` is called between its steps."""
-    monkeypatch.setattr(probe_module, "Clocks", Alone)
+    monkeypatch.setattr(recording_module, "Clocks", Alone)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)

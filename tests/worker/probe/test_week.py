@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tracemalloc
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import pytest
 from scaling.records.format import NO_TOKENS, SCHEMA, SLOTS_WHOLE, CollectiveRow, HeadRecord, generation
 from scaling.worker.accelerator.clock import HostClock, now_ns
 from scaling.worker.measure.recorder import Recorder
-from scaling.worker.parallel.strategy import Taken
+from scaling.worker.parallel.strategy import Detail
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP
 from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
 from scaling.worker.probe.track import Track
@@ -34,24 +33,16 @@ class Phases:
         self.marks = [(kind, begin + k) for k, kind in enumerate(KIND)] if marking else []
 
 
-class Eight:
+class Eight(Detail):
     """Eight all-reduces a step, which end with its backward."""
 
-    stamps = 2 * BUCKETS
-
     def __init__(self, phases):
+        super().__init__(stamps=2 * BUCKETS)
         self._phases = phases
 
-    @contextlib.contextmanager
-    def taking(self):
-        yield self._take
-
-    def _take(self, _forward_end_ns):
+    def _rows(self, _forward_end_ns):
         at = dict(self._phases.marks)[SYNC_END]
-        return Taken([CollectiveRow(k, 0, 2, 2**23, at - 2, at - 1, at) for k in range(BUCKETS)], None)
-
-    def all_of(self, rows, _edges):
-        return list(rows)
+        return [CollectiveRow(k, 0, 2, 2**23, at - 2, at - 1, at) for k in range(BUCKETS)]
 
 
 def tracked(path):
@@ -59,7 +50,7 @@ def tracked(path):
     recorder = Recorder(path, HeadRecord(schema=SCHEMA, rank=0, host=0), flush_s=0.0)
     device = SimpleNamespace(clock=HostClock(), type="cpu")
     phases = Phases()
-    track = Track(phases, lambda detailed: Eight(phases) if detailed else None, device, recorder.block)
+    track = Track(phases, lambda: Eight(phases), device, recorder.block)
     track.begin(paused=False)
 
     def steps(count):

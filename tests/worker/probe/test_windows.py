@@ -21,8 +21,9 @@ from scaling.records.run import read_plan
 from scaling.worker.accelerator import clock as clock_module
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import EventClock
+from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
-from scaling.worker.probe import probe as probe_module
+from scaling.worker.probe import recording as recording_module
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of
 from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
 from scaling.worker.probe.track import Track
@@ -78,7 +79,7 @@ class Loop:
         )
         self.phases = phases
         device = SimpleNamespace(clock=self.clock, type="cpu")
-        self.track = Track(phases, lambda _detailed: None, device, self.sink)
+        self.track = Track(phases, Detail, device, self.sink)
         self.slots: list[int] = []
         self.track.between = self.slots.append
 
@@ -174,7 +175,7 @@ class OnEvents(Cpu):
 
 @pytest.mark.parametrize("at", [WARMUP + ROUND_STEPS, WARMUP + ROUND_STEPS + 4])
 def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatch, capsys, at):
-    monkeypatch.setattr(probe_module, "device_of", lambda _parameter: OnEvents())
+    monkeypatch.setattr(recording_module, "device_of", lambda _parameter: OnEvents())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 
     def step(module):
@@ -223,10 +224,10 @@ def test_an_exception_beside_a_device_waits_for_nothing_and_is_written_down(ddp,
             for _ in range(WARMUP + ROUND_STEPS + 4):
                 with probe.step():
                     ddp(torch.ones(2, 4)).sum().backward()
-            probe._device.clock._synchronize = wait
+            probe._recording._device.clock._synchronize = wait
             raise ValueError("out of cheese")
 
-    monkeypatch.setattr(probe_module, "device_of", lambda _parameter: OnDevice())
+    monkeypatch.setattr(recording_module, "device_of", lambda _parameter: OnDevice())
     with pytest.raises(ValueError, match="out of cheese"):
         training()
     lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
