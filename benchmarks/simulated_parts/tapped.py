@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,10 +93,10 @@ def train(
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     tap, ends = Tap(device.clock), []
     with device.clock.window(1000):
-        with trace.recorded() as tasks:
+        with trace.recorded() as tasks, contextlib.ExitStack() as tapping:
             for step in range(LEAD_IN + STEPS):
                 if step == LEAD_IN:
-                    tap.open()
+                    tapping.enter_context(tap.on())
                 loss = ddp(x).square().mean()
                 cell = [0]
                 stepping._at_end_of_backward(loss, device.clock.stamp, cell)  # noqa: SLF001
@@ -104,7 +105,6 @@ def train(
                 optimizer.zero_grad()
                 if step >= LEAD_IN:
                     ends.append((cell[0], device.clock.stamp()))
-            tap.close()
         seen = tap.take()
     resolve = device.clock.resolve
     rows = [

@@ -272,7 +272,8 @@ class UnitProbe(Detail):
         of_layers = self._of_layers(seen)
         phase = seen.phase if of_layers or seen.unit >= 0 else _OTHER
         unit = len(self._sizes) if of_layers else seen.unit
-        return seen.waited_row(seq, self._key(seen.group), phase=phase, unit=unit)
+        key, waited = self._key(seen.group), {"wait_ns": seen.wait, "resume_ns": seen.resume}
+        return seen.row(seq, key, phase=phase, unit=unit, **waited)
 
     def _of_layers(self, seen: Seen) -> bool:
         """Whether divided layers sent it: it is waited for, and is no unit's. A device's tokens are below 0."""

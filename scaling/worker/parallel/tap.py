@@ -20,7 +20,6 @@ is stamped in one of four ways:
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,7 +30,8 @@ import torch.distributed as dist
 from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.worker.accelerator.clock import Clock, now_ns
-from scaling.worker.parallel.guard import around, guarded
+from scaling.worker.parallel.claims import nbytes_of
+from scaling.worker.parallel.guard import around, guarded, untraced
 from scaling.worker.parallel.strategy import phase_now
 
 HOST_BACKENDS = frozenset({"gloo", "mpi"})
@@ -85,15 +85,6 @@ class Seen:
             **fields,
         )
 
-    def waited_row(self, seq: int, key: int, *, phase: int, unit: int) -> CollectiveRow:
-        """Its row with where the rank waited for it."""
-        return self.row(seq, key, phase=phase, unit=unit, wait_ns=self.wait, resume_ns=self.resume)
-
-
-def _nbytes(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in lists."""
-    return value.nbytes if isinstance(value, torch.Tensor) else sum(map(_nbytes, value))
-
 
 def _first(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else _first(value[0])
@@ -129,7 +120,6 @@ class Tap:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._library: torch.library.Library | None = None
         self._seen: list[Seen] = []
         self._backends: dict[tuple[str, str], bool] = {}
         """(name of the group, type of device) -> whether its ends are host times."""
@@ -140,37 +130,21 @@ class Tap:
         self.bucket = -1
         """Unit of the next collective that sends something, and of no other; -1: that of the others."""
 
-    @property
-    def opened(self) -> bool:
-        """Whether it notes collectives now."""
-        return self._library is not None
-
-    def open(self) -> None:
-        """Begin to note collectives."""
-        if self._library is not None:
-            return
-        self._seen, self.unit, self.bucket, Tap.now = [], -1, -1, self
-        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for name, (kind, sized_by) in _SIZED_BY.items():
-            packet = getattr(torch.ops.c10d, name, None)
-            if packet is not None:  # older torch lacks a few
-                kernel = self._kernel(packet.default, KINDS.index(kind), sized_by)
-                self._library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
-
-    def close(self) -> None:
-        """Stop, and leave nothing in the dispatcher."""
-        if self._library is not None:
-            self._library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
-            self._library = Tap.now = None
-
     @contextlib.contextmanager
     def on(self) -> Iterator[Tap]:
-        """Open inside."""
-        self.open()
+        """Note collectives inside, and leave nothing in the dispatcher."""
+        self._seen, self.unit, self.bucket, Tap.now = [], -1, -1, self
+        library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         try:
+            for name, (kind, sized_by) in _SIZED_BY.items():
+                packet = getattr(torch.ops.c10d, name, None)
+                if packet is not None:  # older torch lacks a few
+                    kernel = self._kernel(packet.default, KINDS.index(kind), sized_by)
+                    library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
             yield self
         finally:
-            self.close()
+            library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
+            Tap.now = None
 
     def take(self) -> list[Seen]:
         """What was noted since the last call, in the order of launch. A `done` may still be missing."""
@@ -200,12 +174,11 @@ class Tap:
             return operator.redispatch(keys.remove(SELECT), *args, **named)
 
         def noting(inner: Callable[..., Any], keys: Any, *args: Any, **named: Any) -> Any:
-            sized = (
-                args[sized_by] if _nbytes(args[sized_by]) else args[0]
-            )  # a rank may have nothing to scatter
+            # A rank may have nothing to scatter.
+            sized = args[sized_by] if nbytes_of(args[sized_by]) else args[0]
             device = _first(sized).device
             group = dist.ProcessGroup.unbox(args[at])
-            seen = self._noted(kind, group, sized, _first(args[0] if _nbytes(args[0]) else sized))
+            seen = self._noted(kind, group, sized, _first(args[0] if nbytes_of(args[0]) else sized))
             waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
             seen.blocking = waits
             if not waits:
@@ -214,13 +187,12 @@ class Tap:
             self._stamp_end(seen, _work(result), waits=waits, device=device)
             return result
 
-        kernel = around(collective, noting)
         # A model that torch.compile made calls it in forward (DDP's broadcast of buffers), where it would be traced.
-        return torch.compiler.disable(kernel) if "torch._dynamo" in sys.modules else kernel  # type: ignore[no-untyped-call]
+        return untraced(around(collective, noting))
 
     def _noted(self, kind: int, group: Any, sized: Any, result: torch.Tensor) -> Seen:
         """Note a collective that begins now. `sized`: the tensor, or lists of tensors, whose bytes count."""
-        nbytes, unit = _nbytes(sized), self.unit
+        nbytes, unit = nbytes_of(sized), self.unit
         if nbytes and self.bucket >= 0:
             unit, self.bucket = self.bucket, -1
         seen = Seen(

@@ -40,7 +40,8 @@ from scaling.worker.measure.probe import SoloProbe
 from scaling.worker.measure.recorder import Usage
 from scaling.worker.parallel.ddp import bucket_bytes, wrap
 from scaling.worker.parallel.groups import Group
-from scaling.worker.probe.phases import Phases, step_row
+from scaling.worker.probe.marks import step_row
+from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.track import Sink
 from scaling.worker.session.control import Aborted
 from scaling.worker.session.session import Session

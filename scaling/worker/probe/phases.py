@@ -10,129 +10,31 @@ and no copy of the model has anything of it.
 from __future__ import annotations
 
 import contextlib
-import inspect
-import itertools
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from scaling.errors import let_go
-from scaling.records.format import NO_TOKENS, StepRow
+from scaling.records.format import NO_TOKENS
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import Calls, Within, guarded
-from scaling.worker.parallel.strategy import BUFFERS, Wait
+from scaling.worker.parallel.torch_private import ENGINE
 from scaling.worker.probe.any_loop import Followed
-
-FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END, NEXT_MODEL = range(8)
-
-Marks = list[tuple[int, int]]
-"""(what begins or ends, clock token), in order."""
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in containers, such as a tokenizer's batch."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
-
-
-_CHANNELS = (1, 3, 4)
-"""An image (channels, height, width) has so many channels."""
-
-
-def samples_of(args: Any, kwargs: Any) -> int:
-    """How many samples a model is called with: the first dimension of the first tensor, or a list's items; 0: unknown.
-
-    A list has a sample in each item if its tensors differ in their first dimension, if they are single images, or if
-    another list has as many items, with a mapping in each (the targets of torchvision's detection models).
-    """
-    given = [*args, *kwargs.values()]
-    for value in given:
-        tensors = [t for t in value if isinstance(t, torch.Tensor)] if isinstance(value, list) else []
-        if not tensors or len(tensors) != len(value):
-            continue
-        first = {t.size(0) if t.dim() else 0 for t in tensors}
-        images = all(t.dim() == 3 for t in tensors) and first <= set(_CHANNELS)
-        beside = [v for v in given if isinstance(v, list) and v is not value and len(v) == len(value)]
-        if len(first) > 1 or images or any(all(isinstance(x, Mapping) for x in v) for v in beside):
-            return len(value)
-        break
-    whole = next((t for t in _tensors(given) if t.dim()), None)
-    return 0 if whole is None else whole.size(0)
-
-
-class _Fetches:
-    """Find out whether a loop fetches its next batch between forward and backward, as nanoGPT does.
-
-    It does if a tensor that a forward is called with was not there when the forward before began, and was when the
-    backward before began: as a variable of the function that calls the model.
-    """
-
-    def __init__(self) -> None:
-        self._place = 0
-        self._earlier: list[weakref.ref[torch.Tensor]] = []
-        self._new: list[weakref.ref[torch.Tensor]] = []
-        self.between = 0
-        """How many forwards took such a tensor."""
-
-    def before_forward(self, args: Any, kwargs: Any) -> None:
-        """Look at the tensors that a forward takes."""
-        given = {id(t) for t in _tensors([*args, *kwargs.values()])}
-        self.between += any(id(ref()) in given for ref in self._new)
-        self._place, tensors = _variables()
-        self._earlier, self._new = list(map(weakref.ref, tensors)), []
-
-    def before_backward(self) -> None:
-        """Look at the tensors that are there now."""
-        place, tensors = _variables()
-        if place == self._place:
-            before = {id(ref()) for ref in self._earlier}
-            self._new = [weakref.ref(t) for t in tensors if id(t) not in before]
-
-
-_NOT_THE_LOOP = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
-
-
-_LOOKS = frozenset(("locals", "vars"))
-_HELD_HERE = 3
-"""References to a frame's copy of its variables that nobody else holds: the frame's, ours, and the count's own."""
-
-
-def _variables() -> tuple[int, list[torch.Tensor]]:
-    """The function that has called torch, and the tensors among its variables."""
-    frame: Any = sys._getframe(1)  # noqa: SLF001
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_LOOP):
-        frame = frame.f_back
-    if frame is None:
-        return 0, []
-    in_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if in_function and not _LOOKS.isdisjoint(frame.f_code.co_names):
-        return id(frame), []  # what `locals()` gave to it would change, in Python before 3.13
-    variables = frame.f_locals
-    # Only by its type: to ask an object for its class may load what it stands for.
-    tensors = {name: v for name, v in list(variables.items()) if issubclass(type(v), torch.Tensor)}
-    if in_function and isinstance(variables, dict):  # a copy, which would keep them alive
-        if sys.getrefcount(variables) == _HELD_HERE:
-            variables.clear()
-        else:  # others look at this copy, too
-            for name in tensors:
-                del variables[name]
-    return id(frame), list(tensors.values())
-
-
-_ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
+from scaling.worker.probe.batches import Fetches, samples_of
+from scaling.worker.probe.marks import (
+    BACKWARD,
+    COMPUTE_END,
+    FORWARD,
+    FORWARD_END,
+    NEXT_MODEL,
+    OPTIMIZER,
+    OPTIMIZER_END,
+    SYNC_END,
+    Marks,
+)
 
 
 class Phases:
@@ -153,7 +55,7 @@ class Phases:
         """How deep the loop is in forwards and in backwards, which may begin further ones."""
         self._last = 0
         """The id of the model whose forward was the last one of this step."""
-        self._fetches = _Fetches()
+        self._fetches = Fetches()
         self._marking = False
         self.inside = False
         """Whether a step has begun and not ended."""
@@ -300,7 +202,7 @@ class Phases:
         def at_begin(*_gradients: Any) -> None:
             if not queued:  # a node that is reached again
                 queued.append(1)
-                _ENGINE.queue_callback(guarded(self._at_compute_end))
+                ENGINE.queue_callback(guarded(self._at_compute_end))
 
         handle = None
         with let_go():  # torch says itself what it cannot differentiate
@@ -316,131 +218,3 @@ class Phases:
 
     def _at_compute_end(self) -> None:
         self.marks.append((COMPUTE_END, self._stamp()))
-
-
-Window = tuple[int, int]
-
-
-def behind(marks: Sequence[Window]) -> list[Window]:
-    """End of backward's compute and of backward, of each backward of a step."""
-    return [
-        (computed, whole) for (kind, computed), (_, whole) in itertools.pairwise(marks) if kind == COMPUTE_END
-    ]
-
-
-def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int, str]]:
-    """A step's time from begin to end, as (begin, end, phase) in order; `host`: none of the four phases.
-
-    The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
-    where the next micro-batch is fetched, unless an optimizer stepped in between and the model is the same. The time
-    between a backward and the optimizer is `optimizer`: gradients are unscaled and clipped there. An optimizer that is
-    given a closure runs forward and backward inside of its step; it is `optimizer` from then on.
-    """
-    spent: list[tuple[int, int, str]] = []
-    phase, since, stepped, steps, before = "input", begin, False, 0, ""
-    for kind, at in marks:
-        name = phase
-        if kind in (FORWARD, NEXT_MODEL):
-            if steps:  # a closure's: of its first forward, what came before the step goes on
-                name, before = before or "optimizer", ""
-            elif phase == "host" and (kind == NEXT_MODEL or not stepped):
-                name = "input"
-            following, stepped = "forward", False
-        elif kind == FORWARD_END:
-            following = _BETWEEN
-        elif kind == BACKWARD:
-            gap = phase == "host" and not stepped
-            name, following = "input" if phase == _BETWEEN else "backward" if gap else phase, "backward"
-        elif kind == SYNC_END:
-            following = "host"
-        elif kind == OPTIMIZER:
-            steps += 1
-            if steps > 1:  # inside of another one, which wraps it
-                continue
-            before = "input" if phase == "input" else ""
-            name = "optimizer" if phase == "host" and not stepped else phase
-            following = "optimizer"
-        elif kind == OPTIMIZER_END:
-            steps = max(0, steps - 1)
-            if steps:
-                continue
-            name = "optimizer" if phase == "host" else phase
-            following, stepped = "host", True
-        else:
-            continue
-        spent.append((since, at, "forward" if name == _BETWEEN else name))
-        phase, since = following, at
-    return [*spent, (since, end, "host")]
-
-
-_BETWEEN = "between forward and backward"
-
-
-def _apart(windows: Iterable[Window], others: Sequence[Window] = ()) -> list[Window]:
-    """The time that the windows cover together, in order, without that of the others, which do not overlap."""
-    covered: list[Window] = []
-    for begin, end in sorted(windows):
-        if covered and begin <= covered[-1][1]:
-            covered[-1] = (covered[-1][0], max(end, covered[-1][1]))
-        elif end > begin:
-            covered.append((begin, end))
-    for first, last in others:
-        covered = [
-            part
-            for begin, end in covered
-            for part in ((begin, min(end, first)), (max(begin, last), end))
-            if part[1] > part[0]
-        ]
-    return covered
-
-
-def step_row(
-    begin: int,
-    marks: Sequence[tuple[int, int]],
-    end: int,
-    waits: Sequence[Wait] | None = None,
-    *,
-    waits_behind: bool = True,
-) -> StepRow | None:
-    """The row of a step, from its marks as host times, ns; None where no backward was seen.
-
-    `waits`: windows in which the rank waited for communication. They count once where they overlap, and in the phase
-    in which they lie. With `waits_behind`, it waits between the end of backward's compute and of backward as well.
-    """
-    parts, ends = pieces(begin, marks, end), [at for kind, at in marks if kind == SYNC_END]
-    if not ends:
-        return None
-    spent = dict.fromkeys(("input", "forward", "backward", "optimizer", "host"), 0)
-    for first, last, phase in parts:
-        spent[phase] += last - first
-    last_update = max((at for kind, at in marks if kind == OPTIMIZER_END and at < ends[-1]), default=begin)
-    after = behind(marks) if waits_behind else []
-    apart = [window for window in after if window[1] > last_update]  # others are of another model's update
-    buffers = [(wait.begin, wait.end) for wait in waits or () if wait.phase == BUFFERS]
-    rest = _apart(
-        [*((wait.begin, wait.end) for wait in waits or ()), *(pair for pair in after if pair not in apart)],
-        [*apart, *buffers],
-    )
-    waited = dict.fromkeys(spent, 0)
-    for first, last, phase in parts:
-        waited[phase] += sum(max(0, min(last, z) - max(first, a)) for a, z in rest)
-    compute_end = next((computed for computed, whole in apart if whole == ends[-1]), ends[-1])
-    return StepRow(
-        begin_ns=begin,
-        end_ns=end,
-        input_ns=spent["input"],
-        forward_ns=spent["forward"],
-        backward_ns=spent["backward"],
-        optimizer_ns=spent["optimizer"],
-        compute_end_ns=compute_end,
-        sync_end_ns=ends[-1],
-        earlier_wait_ns=sum(whole - computed for computed, whole in apart if whole != ends[-1]),
-        buffer_wait_ns=sum(last - first for first, last in buffers),
-        buffer_begin_ns=buffers[-1][0] if buffers else 0,
-        buffer_end_ns=buffers[-1][1] if buffers else 0,
-        forward_wait_ns=waited["forward"],
-        backward_wait_ns=waited["backward"],
-        input_wait_ns=waited["input"],
-        optimizer_wait_ns=waited["optimizer"],
-        host_wait_ns=waited["host"],
-    )

@@ -19,7 +19,8 @@ from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.strategy import BUFFERS, Detail, Edges, Take, Taken, Wait
 from scaling.worker.parallel.waits import Waits
 from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
-from scaling.worker.probe.phases import Marks, Phases, behind, step_row
+from scaling.worker.probe.marks import Marks, behind, step_row
+from scaling.worker.probe.phases import Phases
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 13, 24
 """With the loop's own waits, as many as most loops have."""

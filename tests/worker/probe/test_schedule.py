@@ -9,7 +9,7 @@ import pytest
 from scaling.records.format import SLOTS_WHOLE, StepRow, generation
 from scaling.settings.schedule import PLAIN, PROBE
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of, slot_of
-from scaling.worker.probe.phases import (
+from scaling.worker.probe.marks import (
     BACKWARD,
     COMPUTE_END,
     FORWARD,

@@ -12,7 +12,7 @@ from scaling.worker.accelerator.clock import HostClock, now_ns
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP
-from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
+from scaling.worker.probe.marks import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
 from scaling.worker.probe.track import Track
 
 WEEK = 7 * 24 * 3600 * 10

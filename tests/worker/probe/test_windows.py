@@ -25,7 +25,7 @@ from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
 from scaling.worker.probe import recording as recording_module
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of
-from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
+from scaling.worker.probe.marks import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
 from scaling.worker.probe.track import Track
 
 KINDS = (FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END)

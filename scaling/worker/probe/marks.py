@@ -1,0 +1,140 @@
+"""What the marks of a step in a user's loop say: how long each phase took, and how long the rank waited in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from scaling.records.format import StepRow
+from scaling.worker.parallel.strategy import BUFFERS, Wait
+
+FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END, NEXT_MODEL = range(8)
+
+Marks = list[tuple[int, int]]
+"""(what begins or ends, clock token), in order."""
+Window = tuple[int, int]
+
+
+def behind(marks: Sequence[Window]) -> list[Window]:
+    """End of backward's compute and of backward, of each backward of a step."""
+    return [
+        (computed, whole) for (kind, computed), (_, whole) in itertools.pairwise(marks) if kind == COMPUTE_END
+    ]
+
+
+def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int, str]]:
+    """A step's time from begin to end, as (begin, end, phase) in order; `host`: none of the four phases.
+
+    The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
+    where the next micro-batch is fetched, unless an optimizer stepped in between and the model is the same. The time
+    between a backward and the optimizer is `optimizer`: gradients are unscaled and clipped there. An optimizer that is
+    given a closure runs forward and backward inside of its step; it is `optimizer` from then on.
+    """
+    spent: list[tuple[int, int, str]] = []
+    phase, since, stepped, steps, before = "input", begin, False, 0, ""
+    for kind, at in marks:
+        name = phase
+        if kind in (FORWARD, NEXT_MODEL):
+            if steps:  # a closure's: of its first forward, what came before the step goes on
+                name, before = before or "optimizer", ""
+            elif phase == "host" and (kind == NEXT_MODEL or not stepped):
+                name = "input"
+            following, stepped = "forward", False
+        elif kind == FORWARD_END:
+            following = _BETWEEN
+        elif kind == BACKWARD:
+            gap = phase == "host" and not stepped
+            name, following = "input" if phase == _BETWEEN else "backward" if gap else phase, "backward"
+        elif kind == SYNC_END:
+            following = "host"
+        elif kind == OPTIMIZER:
+            steps += 1
+            if steps > 1:  # inside of another one, which wraps it
+                continue
+            before = "input" if phase == "input" else ""
+            name = "optimizer" if phase == "host" and not stepped else phase
+            following = "optimizer"
+        elif kind == OPTIMIZER_END:
+            steps = max(0, steps - 1)
+            if steps:
+                continue
+            name = "optimizer" if phase == "host" else phase
+            following, stepped = "host", True
+        else:
+            continue
+        spent.append((since, at, "forward" if name == _BETWEEN else name))
+        phase, since = following, at
+    return [*spent, (since, end, "host")]
+
+
+_BETWEEN = "between forward and backward"
+
+
+def _apart(windows: Iterable[Window], others: Sequence[Window] = ()) -> list[Window]:
+    """The time that the windows cover together, in order, without that of the others, which do not overlap."""
+    covered: list[Window] = []
+    for begin, end in sorted(windows):
+        if covered and begin <= covered[-1][1]:
+            covered[-1] = (covered[-1][0], max(end, covered[-1][1]))
+        elif end > begin:
+            covered.append((begin, end))
+    for first, last in others:
+        covered = [
+            part
+            for begin, end in covered
+            for part in ((begin, min(end, first)), (max(begin, last), end))
+            if part[1] > part[0]
+        ]
+    return covered
+
+
+def step_row(
+    begin: int,
+    marks: Sequence[tuple[int, int]],
+    end: int,
+    waits: Sequence[Wait] | None = None,
+    *,
+    waits_behind: bool = True,
+) -> StepRow | None:
+    """The row of a step, from its marks as host times, ns; None where no backward was seen.
+
+    `waits`: windows in which the rank waited for communication. They count once where they overlap, and in the phase
+    in which they lie. With `waits_behind`, it waits between the end of backward's compute and of backward as well.
+    """
+    parts, ends = pieces(begin, marks, end), [at for kind, at in marks if kind == SYNC_END]
+    if not ends:
+        return None
+    spent = dict.fromkeys(("input", "forward", "backward", "optimizer", "host"), 0)
+    for first, last, phase in parts:
+        spent[phase] += last - first
+    last_update = max((at for kind, at in marks if kind == OPTIMIZER_END and at < ends[-1]), default=begin)
+    after = behind(marks) if waits_behind else []
+    apart = [window for window in after if window[1] > last_update]  # others are of another model's update
+    buffers = [(wait.begin, wait.end) for wait in waits or () if wait.phase == BUFFERS]
+    rest = _apart(
+        [*((wait.begin, wait.end) for wait in waits or ()), *(pair for pair in after if pair not in apart)],
+        [*apart, *buffers],
+    )
+    waited = dict.fromkeys(spent, 0)
+    for first, last, phase in parts:
+        waited[phase] += sum(max(0, min(last, z) - max(first, a)) for a, z in rest)
+    compute_end = next((computed for computed, whole in apart if whole == ends[-1]), ends[-1])
+    return StepRow(
+        begin_ns=begin,
+        end_ns=end,
+        input_ns=spent["input"],
+        forward_ns=spent["forward"],
+        backward_ns=spent["backward"],
+        optimizer_ns=spent["optimizer"],
+        compute_end_ns=compute_end,
+        sync_end_ns=ends[-1],
+        earlier_wait_ns=sum(whole - computed for computed, whole in apart if whole != ends[-1]),
+        buffer_wait_ns=sum(last - first for first, last in buffers),
+        buffer_begin_ns=buffers[-1][0] if buffers else 0,
+        buffer_end_ns=buffers[-1][1] if buffers else 0,
+        forward_wait_ns=waited["forward"],
+        backward_wait_ns=waited["backward"],
+        input_wait_ns=waited["input"],
+        optimizer_wait_ns=waited["optimizer"],
+        host_wait_ns=waited["host"],
+    )
