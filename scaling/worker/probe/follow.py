@@ -33,12 +33,15 @@ from scaling.worker.probe.any_loop import Followed, Scheduled, stages_of
 
 
 class WrappedModel(Followed):
-    """DDP's wrapper."""
+    """DDP's wrapper: what the loop calls, or all that is trained of it, as in the tasks of timm."""
 
-    def __init__(self, ddp: DistributedDataParallel, *, compiled: bool) -> None:
-        """`compiled`: the loop calls what torch.compile made of the wrapper."""
+    def __init__(self, ddp: DistributedDataParallel, called: Any) -> None:
+        """`called`: by the loop."""
         super().__init__(ddp)
-        self.ddp, self._compiled, self._group = ddp, compiled, ddp.process_group
+        self.ddp, self._group = ddp, ddp.process_group
+        self._compiled = is_compiled(called)
+        self._inside = getattr(called, "_orig_mod", called) is not ddp
+        """Whether it is a part of what the loop calls."""
         self.members = list(dist.get_process_group_ranks(ddp.process_group))
         self.sends_buffers = sends_buffers(ddp)
         self._norms = Norms(ddp.module)
@@ -90,7 +93,9 @@ class WrappedModel(Followed):
         }
 
     def no_baseline(self) -> str:
-        """Where DDP or a layer counts on every backward being the training's."""
+        """Where DDP or a layer counts on every backward being the training's, or the loop calls more than DDP."""
+        if self._inside:
+            return "the loop calls a module that holds the wrapper, and a step cannot be given another one"
         if self.ddp.static_graph or self.ddp.find_unused_parameters:
             return (
                 "with static_graph or find_unused_parameters DDP counts gradients from backward to backward, and "
@@ -229,13 +234,24 @@ class ShardedModel(Followed):
         )
 
 
+def _only_ddp(module: torch.nn.Module) -> DistributedDataParallel | None:
+    """The module, or the one inside of it that has all of its trained parameters."""
+    if isinstance(module, DistributedDataParallel):
+        return module
+    wrappers = [part for part in module.modules() if isinstance(part, DistributedDataParallel)]
+    if len(wrappers) != 1:
+        return None
+    inside = set(map(id, wrappers[0].parameters()))
+    return wrappers[0] if all(id(p) in inside for p in module.parameters() if p.requires_grad) else None
+
+
 def follow(model: Any) -> Followed:
     """How a probe sees a model. What torch.compile made of one is one as well. InputError where it is no model."""
     inner = getattr(model, "_orig_mod", model)
     if not isinstance(inner, torch.nn.Module):  # a `__getattr__` that has an answer to every name
         inner = model
-    if isinstance(inner, DistributedDataParallel):
-        return WrappedModel(inner, compiled=inner is not model)
+    if isinstance(inner, torch.nn.Module) and (ddp := _only_ddp(inner)) is not None:
+        return WrappedModel(ddp, model)
     if isinstance(inner, FSDPModule) and not (sharded := ShardedModel(inner)).refused():
         return sharded
     if (stages := stages_of(model)) is not None:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from scaling.errors import let_go
 from scaling.records.format import NO_TOKENS
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.parallel.guard import Calls, Within, guarded
+from scaling.worker.parallel.guard import Calls, Within, compiled, guarded
 from scaling.worker.parallel.torch_private import ENGINE
 from scaling.worker.probe.any_loop import Followed
 from scaling.worker.probe.batches import Fetches, samples_of
@@ -83,9 +83,7 @@ class Phases:
             Calls(module, self._before_forward, self._after_forward) for module in (wrapped, *beside)
         ]
         module = followed.module
-        if (
-            wrapped is followed.root is not module
-        ):  # torch.compile would trace what is inside a compiled module
+        if wrapped is not module and not compiled(wrapped):  # torch.compile would trace what is inside of one
             self._handles.append(Calls(module, self._before_inner))
         engine: Any = torch.autograd.graph._engine_run_backward  # noqa: SLF001  # of backward() and grad() alike
         self._handles.append(Within(engine, self._run_backward))

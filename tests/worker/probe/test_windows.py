@@ -18,6 +18,7 @@ from scaling import Probe
 from scaling.records.format import NO_TOKENS
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
+from scaling.settings.parallel import OWN
 from scaling.worker.accelerator import clock as clock_module
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import EventClock
@@ -247,6 +248,29 @@ def test_a_hook_of_the_loops_own_is_noted(ddp, tmp_path, hook):
             with probe.step():
                 ddp(torch.ones(2, 4)).sum().backward()
     assert read_plan(RunFolder(tmp_path / "run")).spec.ddp.comm_hook == ("none" if hook is None else "own")
+
+
+class Task(torch.nn.Module):
+    """Has the wrapper inside, and the loss beside it, as timm's tasks have."""
+
+    def __init__(self, ddp, *more):
+        super().__init__()
+        self.trained, self.more = ddp, torch.nn.ModuleList(more)
+
+    def forward(self, x):
+        return self.trained(x).sum()
+
+
+@pytest.mark.parametrize(("more", "name"), [((), "ddp"), ((torch.nn.Linear(2, 2),), OWN)])
+def test_a_wrapper_that_has_all_that_trains_is_followed_inside_of_what_is_called(ddp, tmp_path, more, name):
+    task = Task(ddp, *more)
+    with Probe(task, run_dir=tmp_path / "run") as probe:
+        for _ in range(WARMUP + ROUND_STEPS):
+            with probe.step():
+                task(torch.ones(2, 4)).backward()
+    assert read_plan(RunFolder(tmp_path / "run")).spec.parallel.name == name
+    buckets = json.loads((tmp_path / "run/launches/0/rank-0.jsonl").open().readline()).get("buckets", [])
+    assert buckets == ([] if more else [sum(p.nbytes for p in ddp.parameters())])
 
 
 @pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
