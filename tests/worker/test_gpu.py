@@ -182,7 +182,7 @@ def test_ready_times_alone_on_nccl(device, group):
         ddp(batch).square().mean().backward()
     with SoloProbe(ddp, device).taking() as take, device.clock.window(50):
         ddp(batch).square().mean().backward()
-        rows = [list(row) for row in take(0)]
+        rows = [list(row) for row in take(0).collectives]
     ready = [device.clock.resolve(row)[4] for row in rows]
     assert len(ready) == len(bucket_bytes(ddp))
     assert ready == sorted(ready)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -16,11 +16,9 @@ from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.ddp import bucket_bytes, bucket_parameters
+from scaling.worker.parallel.strategy import Detail
 
 _ALL_REDUCE = COLLECTIVES.index("all_reduce")
-
-Take = Callable[[int], list[CollectiveRow]]
-"""Given the step's forward_end_ns, returns its collectives, with tokens as stamps."""
 
 
 class ReadyTimes:
@@ -53,7 +51,7 @@ def _alive(ddp: weakref.ref[DistributedDataParallel]) -> DistributedDataParallel
     return wrapper
 
 
-class SoloProbe:
+class SoloProbe(Detail):
     """Ready times of a wrapper that reduces over one rank. Nothing is sent, so launch and done are 0.
 
     On the CPU they come from DDP. On a device a hook on the last parameter of each bucket stamps its gradient's end;
@@ -63,14 +61,15 @@ class SoloProbe:
     def __init__(self, ddp: DistributedDataParallel, device: Accelerator) -> None:
         self._ddp = weakref.ref(ddp)
         self._bytes = bucket_bytes(ddp)
+        super().__init__(stamps=len(self._bytes))
         self._ready = ReadyTimes(ddp) if device.type == CPU else None
         self._stamp = device.clock.stamp
         self._stamps = [0] * len(self._bytes)
         self._parameters: list[list[int]] = []
 
     @contextlib.contextmanager
-    def taking(self) -> Iterator[Take]:
-        """Inside, `take` can be called after each step."""
+    def _seeing(self) -> Iterator[None]:
+        """On a device the hooks are there inside."""
         self._parameters = []
         with contextlib.ExitStack() as hooks:
             if self._ready is None:
@@ -79,12 +78,12 @@ class SoloProbe:
                     # DDP rebuilds buckets in the order of the gradients, so the last parameter is ready last.
                     hook = functools.partial(self._note, index)
                     hooks.callback(parameters[members[-1]].register_post_accumulate_grad_hook(hook).remove)
-            yield self.take
+            yield
 
     def _note(self, index: int, _parameter: torch.Tensor) -> None:
         self._stamps[index] = self._stamp()
 
-    def take(self, forward_end_ns: int) -> list[CollectiveRow]:
+    def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
         """The buckets of the step that has just ended: none was ready later than now."""
         over = now_ns()
         if self._ready:

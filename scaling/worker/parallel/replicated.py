@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.records.format import CollectiveRow
 from scaling.settings.run import Spec
 from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
@@ -109,7 +108,7 @@ class Replicated:
     def detail(self, *, detailed: bool) -> Detail:
         """The buckets of detailed blocks, and in every stamped one where the module waits inside."""
         if self._alone:
-            return _Solo(SoloProbe(self._ddp, self._device), len(self.buckets)) if detailed else Detail()
+            return SoloProbe(self._ddp, self._device) if detailed else Detail()
         waits = Waits(self._device) if self._norms else None
         if not detailed:
             return Detail(waits, stamps=STAMPS_A_LAYER * len(self._norms or ()))
@@ -123,23 +122,6 @@ class Replicated:
         if not self._ddp.gradient_as_bucket_view:
             sizes["gradients"] += sum(self.buckets)
         return sizes
-
-
-class _Solo(Detail):
-    """The buckets of a wrapper over one rank, which sends nothing."""
-
-    def __init__(self, probe: SoloProbe, count: int) -> None:
-        super().__init__(stamps=count)
-        self._probe = probe
-
-    def _seeing(self) -> contextlib.AbstractContextManager[Any]:
-        return self._probe.taking()
-
-    def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
-        return self._probe.take(forward_end_ns)
-
-    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
-        return self._probe.parameters(begin_ns)
 
 
 def held_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

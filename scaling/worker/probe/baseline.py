@@ -40,6 +40,7 @@ from scaling.worker.measure.probe import SoloProbe
 from scaling.worker.measure.recorder import Usage
 from scaling.worker.parallel.ddp import bucket_bytes, wrap
 from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.strategy import Detail
 from scaling.worker.probe.marks import step_row
 from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.track import Sink
@@ -249,7 +250,7 @@ class Baseline:
                         elif arm == DDP_SOLO:
                             self._steps(step, solo, steps, alone_probe)
                         else:
-                            self._steps(step, bare, steps, None)
+                            self._steps(step, bare, steps, Detail())
         finally:
             self._exchange = Exchange(self._device)  # release its buffers, which the training may need
 
@@ -267,12 +268,12 @@ class Baseline:
         yield alone in (-1, self._rank)
         self._control.meet(f"baseline/{key}/end", self._world)
 
-    def _steps(self, step: Step, module: torch.nn.Module, steps: int, probe: SoloProbe | None) -> None:
+    def _steps(self, step: Step, module: torch.nn.Module, steps: int, detail: Detail) -> None:
         clock, phases = self._device.clock, self._phases
         begins: list[int] = []
-        marks, collectives = [], []
+        marks, taken = [], []
         with (
-            probe.taking() if probe else contextlib.nullcontext() as take,
+            detail.taking() as take,
             clock.window((steps + LEAD_IN) * 64),
             phases.also(module),
         ):
@@ -285,8 +286,7 @@ class Baseline:
                 phases.inside = False
                 if index >= 0:
                     marks.append(phases.marks)
-                if take is not None and index >= 0:
-                    collectives.append(take(phases.forward_end_ns))
+                    taken.append(take(phases.forward_end_ns).collectives)
             begins.append(clock.stamp())
             self._device.synchronize()
             usage.__exit__(None, None, None)
@@ -300,8 +300,8 @@ class Baseline:
                     "no backward through the module that the step was given; it has to use its argument"
                 )
             rows.append(phases_row)
-        parameters = probe.parameters(times[:-1]) if probe is not None else []
-        self._write(rows, collectives, usage, parameters)
+        collectives = [sent for sent in taken if sent is not None]
+        self._write(rows, collectives, usage, detail.parameters(times[:-1]))
 
     def _messages(self, exchanges: list[list[Message]]) -> None:
         clock = self._device.clock

@@ -70,22 +70,23 @@ class Live:
 def summary(number: int, steps: Sequence[StepRow]) -> str:
     """`scaling: step 1200: 98.1 ms on rank 0; input 1%, forward 20%, ...`, from steps of rank 0."""
     whole = sum(step.end_ns - step.begin_ns for step in steps)
-    in_forward = sum(step.buffer_wait_ns + step.forward_wait_ns for step in steps)
-    in_backward = sum(
-        step.sync_end_ns - step.compute_end_ns + step.earlier_wait_ns + step.backward_wait_ns
-        for step in steps
-    )
-    phases = ("input", "forward", "backward", "optimizer")
-    parts = {phase: sum(getattr(step, f"{phase}_ns") for step in steps) for phase in phases}
-    host = whole - sum(parts.values())
-    waited = {
-        name: sum(getattr(s, f"{name}_wait_ns") for s in steps) for name in ("input", "optimizer", "host")
-    }
-    waited |= {"forward": in_forward, "backward": in_backward}
-    parts = {name: ns - waited[name] for name, ns in parts.items()}
-    parts |= {"communication": sum(waited.values()), "host": host - waited["host"]}
-    text = ", ".join(f"{name} {ns / whole:.0%}" for name, ns in parts.items())
+    each = [parts_of(step) for step in steps]
+    text = ", ".join(f"{name} {sum(parts[name] for parts in each) / whole:.0%}" for name in each[0])
     return f"scaling: step {number}: {whole / len(steps) / 1e6:.1f} ms on rank 0; {text}"
+
+
+def parts_of(step: StepRow) -> dict[str, int]:
+    """What a step spends its time on, ns: its phases without their waits, all waits, and the rest of the host's."""
+    behind = step.sync_end_ns - step.compute_end_ns + step.earlier_wait_ns
+    waited = {
+        "input": step.input_wait_ns,
+        "forward": step.forward_wait_ns + step.buffer_wait_ns,
+        "backward": step.backward_wait_ns + behind,
+        "optimizer": step.optimizer_wait_ns,
+    }
+    parts = {phase: getattr(step, f"{phase}_ns") - ns for phase, ns in waited.items()}
+    parts["communication"] = sum(waited.values()) + step.host_wait_ns
+    return parts | {"host": step.end_ns - step.begin_ns - sum(parts.values())}
 
 
 Log = Any
@@ -116,14 +117,14 @@ class Logged:
             return
         steps, self._steps = self._steps, []
         step_ms = _mean_ms(steps, lambda s: s.end_ns - s.begin_ns)
-        exposed_ms = _mean_ms(steps, waited_ns)
+        exposed_ms = _mean_ms(steps, lambda s: parts_of(s)["communication"])
         self._store.set(_key(slot, self._rank), str(step_ms - exposed_ms))
         if self._rank:
             return
         for earlier, figures in self._told:
             self._write(figures | self._lateness(earlier, figures["scaling/step_ms"]), number)
         figures = {"scaling/step_ms": step_ms, "scaling/exposed_ms": exposed_ms}
-        figures["scaling/input_ms"] = _mean_ms(steps, lambda s: s.input_ns - s.input_wait_ns)
+        figures["scaling/input_ms"] = _mean_ms(steps, lambda s: parts_of(s)["input"])
         tokens = sum(s.tokens for s in steps)
         if all(s.tokens >= 0 for s in steps):
             figures["scaling/tokens_per_s"] = self._world * tokens / (len(steps) * step_ms) * 1e3
@@ -158,13 +159,6 @@ def _key(slot: int, rank: int) -> str:
 
 def _mean_ms(steps: Sequence[StepRow], value: Callable[[StepRow], int]) -> float:
     return sum(map(value, steps)) / len(steps) / 1e6
-
-
-def waited_ns(step: StepRow) -> int:
-    """All that a step waits for communication."""
-    behind = step.sync_end_ns - step.compute_end_ns + step.earlier_wait_ns
-    inside = step.forward_wait_ns + step.backward_wait_ns + step.buffer_wait_ns
-    return behind + inside + step.input_wait_ns + step.optimizer_wait_ns + step.host_wait_ns
 
 
 ASTRAY = 8

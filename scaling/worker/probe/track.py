@@ -123,14 +123,14 @@ class Track:
 
     def leave(self) -> None:
         """The loop does something else now: give up the block that is running and end the window."""
-        self._give_up()
+        self.drop()
         self._settle()
 
     def end(self, *, failed: bool = False) -> None:
         """End the step; if it `failed`, its block is given up."""
         self.steps += 1
         if failed:
-            self._give_up()
+            self.drop()
             self._phases.forwards = 0
         block = self._open
         if block is None:
@@ -147,19 +147,15 @@ class Track:
 
     def stop(self) -> None:
         """Record whole blocks and drop the rest."""
-        self._give_up()
+        self.drop()
         self._write()
 
     def abandon(self) -> None:
         """Give up the current round without waiting for the device; recorded rounds stay."""
-        self._give_up()
+        self.drop()
         self._window = None
         self._whole.clear()
         self._resolved.clear()
-
-    def drop(self) -> None:
-        """Give up the block that is running, if there is one."""
-        self._give_up()
 
     def _next(self, over: Reading | None) -> None:
         """Record a round that has ended, then open the block that begins with the next step.
@@ -205,7 +201,8 @@ class Track:
         self._recording.close()
         self._take = _nothing
 
-    def _give_up(self) -> None:
+    def drop(self) -> None:
+        """Give up the block that is running, if there is one."""
         self._stop_recording()
         self._open = None
         self._since = 0

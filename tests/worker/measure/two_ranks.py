@@ -128,7 +128,9 @@ def main(rank: int, store: str) -> None:
             for _ in range(
                 5
             ):  # a rank that is taken off its core between DDP's reading and ours reads late by that
-                result[name] = observe(alone, inputs, lambda forward_end, _, take=take: take(forward_end))
+                result[name] = observe(
+                    alone, inputs, lambda forward_end, _, take=take: take(forward_end).collectives
+                )
                 if result[name]["rows"][-1][4] <= result[name]["end"]:
                     break
         result[f"{name}_parameters"] = probe.parameters([result[name]["begin"]])
