@@ -151,7 +151,8 @@ class Watch:
         elif sends and not self._host and result.all_gather_event is not None:
             group.device_handle.current_stream().wait_event(result.all_gather_event)
         # On the host without a work the call itself was the wait.
-        self._waited(begin, [turn], turn.sent if sends and (result.all_gather_work or not self._host) else ())
+        waits = sends and not (self._host and result.all_gather_work is None)
+        self._waited(begin, [turn], turn.sent if waits else ())
         inner()
         self._weigh()
 

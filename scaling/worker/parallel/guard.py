@@ -142,7 +142,7 @@ class Within:
         passed_on = untraced(around(inner, replacement))
 
         def through(*args: Any, **named: Any) -> Any:
-            call: Any = "what is called"
+            call: Any = "what is called"  # a constant, since others see the function's globals and defaults
             return call(*args, **named)
 
         constants = tuple(passed_on if c == "what is called" else c for c in through.__code__.co_consts)

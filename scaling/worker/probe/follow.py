@@ -140,8 +140,7 @@ class ShardedModel(Followed):
 
     def communicators(self) -> list[Any]:
         """Those of the mesh's axes."""
-        axes = ("shard_process_group", "replicate_process_group")
-        return [getattr(self._info, axis) for axis in axes if hasattr(self._info, axis)]
+        return list(self._over.values())
 
     def withheld(self, device: Accelerator) -> str:
         """The streams on which fully_shard starts its collectives are stamped."""
@@ -157,9 +156,10 @@ class ShardedModel(Followed):
         watch, mesh, place = self._stamped(device), self._mesh, self.members.index(dist.get_rank())
         if mesh.size == 1:
             return Detail()
-        by_key = mesh.made_by_torch(place, self._fsdp)
+        by_key, keys = mesh.made_by_torch(place, self._fsdp), mesh.keys()
         others = {tuple(self.members[r] for r in ranks): key for key, ranks in by_key.items()}
-        return UnitProbe(watch, self._keys(), self.sizes(), device, others=others)
+        names = {group.group_name: keys.get(axis, 1) for axis, group in self._over.items()}
+        return UnitProbe(watch, names, self.sizes(), device, others=others)
 
     def sizes(self) -> list[int]:
         """Bytes of each unit, whole."""
@@ -208,13 +208,11 @@ class ShardedModel(Followed):
         copies = self._info.replicate_mesh_size if self._replicated else 1
         return Mesh(replicate=copies, shard=self._info.shard_mesh_size)
 
-    def _keys(self) -> dict[str, int]:
-        """Keys of the axes' communicators by their groups' names."""
-        keys, info = self._mesh.keys(), self._info
-        over = {"shard": info.shard_process_group}
-        if self._replicated:
-            over["replicate"] = info.replicate_process_group
-        return {group.group_name: keys.get(axis, 1) for axis, group in over.items()}
+    @property
+    def _over(self) -> dict[str, Any]:
+        """The mesh's process groups by axis."""
+        names = {axis: f"{axis}_process_group" for axis in ("shard", "replicate")}
+        return {axis: getattr(self._info, name) for axis, name in names.items() if hasattr(self._info, name)}
 
     @property
     def _fsdp(self) -> Fsdp:

@@ -240,7 +240,7 @@ class LoopFile:
 
         Every rank decides by the slot's number alone, since one without a file has to take part too.
         """
-        self._clocks.look(slot, self._note)
+        self._clocks.look(slot, self._waiting.append)
         self._write()
 
     def pause(self, record: PauseRecord) -> None:
@@ -305,14 +305,9 @@ class LoopFile:
             **process_start(),
         )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)
-        self._clocks.look(FIRST_SLOT, self._note)  # for a loop that ends within its first round
+        self._clocks.look(FIRST_SLOT, self._waiting.append)  # for a loop that ends within its first round
         self._write()
         return self._recorder
-
-    def _note(self, record: ClockRecord) -> None:
-        """Write a record, or keep it until there is a file."""
-        self._waiting.append(record)
-        self._write()
 
     def _write(self) -> None:
         while self._recorder is not None and self._waiting:

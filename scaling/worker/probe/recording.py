@@ -126,7 +126,9 @@ class Recording:
             self._file,
             pauses=pauses,
             live=options.live if agreement.rank == 0 else None,  # elsewhere steps would only pile up
-            logged=options.log and Logged(options.log, agreement.store, agreement.rank, agreement.world),
+            logged=None
+            if options.log is None
+            else Logged(options.log, agreement.store, agreement.rank, agreement.world),
             say=self._say,
         )
 
