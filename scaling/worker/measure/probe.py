@@ -64,7 +64,7 @@ class SoloProbe(Detail):
         super().__init__(stamps=len(self._bytes))
         self._ready = ReadyTimes(ddp) if device.type == CPU else None
         self._stamp = device.clock.stamp
-        self._stamps = [0] * len(self._bytes)
+        self._ready_at = [0] * len(self._bytes)
         self._parameters: list[list[int]] = []
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ class SoloProbe(Detail):
             yield
 
     def _note(self, index: int, _parameter: torch.Tensor) -> None:
-        self._stamps[index] = self._stamp()
+        self._ready_at[index] = self._stamp()
 
     def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
         """The buckets of the step that has just ended: none was ready later than now."""
@@ -89,7 +89,7 @@ class SoloProbe(Detail):
         if self._ready:
             self._parameters.append(self._ready.of_parameters(forward_end_ns))
         ready = (
-            [min(at, over) for at in self._ready.absolute_ns(forward_end_ns)] if self._ready else self._stamps
+            [min(at, over) for at in self._ready.absolute_ns(forward_end_ns)] if self._ready else self._ready_at
         )
         return [
             CollectiveRow(seq=seq, kind=_ALL_REDUCE, group=1, bytes=size, ready_ns=at, launch_ns=0, done_ns=0)
