@@ -89,7 +89,9 @@ class SoloProbe(Detail):
         if self._ready:
             self._parameters.append(self._ready.of_parameters(forward_end_ns))
         ready = (
-            [min(at, over) for at in self._ready.absolute_ns(forward_end_ns)] if self._ready else self._ready_at
+            [min(at, over) for at in self._ready.absolute_ns(forward_end_ns)]
+            if self._ready
+            else self._ready_at
         )
         return [
             CollectiveRow(seq=seq, kind=_ALL_REDUCE, group=1, bytes=size, ready_ns=at, launch_ns=0, done_ns=0)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import json
 import os
 import time
@@ -33,7 +34,7 @@ from scaling.records.format import ClockRecord
 from scaling.records.paths import LaunchFolder, RunFolder, default_folder
 from scaling.settings.plan import run_id
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.session.control import compare_clocks
+from scaling.worker.session.control import Control, compare_clocks
 
 WAIT = timedelta(seconds=120)
 """Longest time that the slowest rank may take to open its probe, where no collective fails sooner (`patience`)."""
@@ -92,7 +93,11 @@ class Agreement:
             self._answer(question)
         else:
             self._met.set(f"asked/{self.rank}", question)
-            word = self._heard(self._met, f"answer/{question}")
+            try:
+                self._met.wait([f"answer/{question}"], self._wait * 13 / 12)
+            except dist.DistStoreError:
+                raise ScalingError("rank 0 opened no Probe; every rank has to") from None
+            word = self._met.get(f"answer/{question}").decode()
             self.store = dist.PrefixStore(word, self._met)  # type: ignore[attr-defined]
             self._met.set(f"came/{word}/{self.rank}", "")
 
@@ -116,69 +121,47 @@ class Agreement:
                 )
             time.sleep(POLL_S)
 
-    def gather(self, key: str, mine: Any) -> list[Any]:
-        """Every rank's value, in the order of ranks; on rank 0 only, elsewhere empty."""
-        self.store.set(f"{key}/{self.rank}", json.dumps(mine))
-        if self.rank:
-            return []
-        deadline = dt.datetime.now(tz=dt.timezone.utc) + self._wait
-        answers = []
-        for rank in range(self.world):
-            left = deadline - dt.datetime.now(tz=dt.timezone.utc)
-            try:
-                self.store.wait([f"{key}/{rank}"], max(left, timedelta(milliseconds=10)))
-            except dist.DistStoreError:
-                raise ScalingError(
-                    f"rank {rank} of {self.world} did not answer within {self._wait.seconds} s"
-                ) from None
-            answers.append(json.loads(self.store.get(f"{key}/{rank}")))
-        return answers
-
-    def hear(self, key: str, answer: Any = None) -> Any:
-        """The value that rank 0 passed as `answer`."""
-        if self.rank == 0:
-            self.store.set(key, json.dumps(answer))
-            return answer
-        return json.loads(self._heard(self.store, key))
-
-    def _heard(self, store: Any, key: str) -> str:
-        """What rank 0 says under a key, which waits for the others itself."""
+    def judge(self, key: str, mine: Any, rule: Callable[[list[Any]], Any]) -> Any:
+        """Rank 0's `rule` of every rank's value, on every rank. ScalingError where one does not answer in time."""
+        patience_s = self._wait.total_seconds() * 13 / 12  # rank 0 says first who is missing
+        control = Control(self.store, self.rank, patience_s=patience_s)
         try:
-            store.wait([key], self._wait * 13 / 12)
-        except dist.DistStoreError:
-            raise ScalingError("rank 0 opened no Probe; every rank has to") from None
-        return str(store.get(key).decode())
+            return control.judge(key, mine, self.rank, self.world, rule)
+        except TimeoutError:
+            raise ScalingError(f"another rank did not answer within {self._wait.seconds} s") from None
 
     def folder(self, asked: Path | None) -> LaunchFolder:
         """Agree on the launch's folder and make it. ScalingError, on every rank, where one of them cannot write."""
-        decision: dict[str, Any] = {}
         try:
             self.meet()
-            places = self.gather("there", [[os.uname().nodename, _network()], system_text(BOOT) or ""])
-            if self.rank == 0:
-                hosts, kernels = (
-                    _numbered([map(str, x) for x in column]) for column in zip(*places, strict=True)
-                )
-                decision = {"hosts": hosts, "kernels": kernels, **_place(asked)}
         except ScalingError as error:
-            if self.rank:
-                raise
-            decision = {"error": str(error)}
-        except (OSError, ValueError) as error:  # on rank 0: a removed working directory, a path that is none
-            raise_from_signal(error)
-            why = getattr(error, "strerror", None) or error
-            decision = {"error": f"rank 0 cannot choose a folder ({why}); name one with run_dir"}
-        decision = self.hear("decision", decision)
+            if self.rank == 0:  # those that came wait for a decision
+                self.store.set("decision/judged", json.dumps({"error": str(error)}))
+            raise
+        place = [[os.uname().nodename, _network()], system_text(BOOT) or ""]
+        decision = self.judge("decision", place, functools.partial(_decide, asked))
         if "error" in decision:
             raise ScalingError(decision["error"])
         self.hosts, self.kernels = decision["hosts"], decision["kernels"]
         self.id, self.created = decision["id"], decision["created"]
         launch = RunFolder(decision["path"]).launch(decision["launch"])
-        wrong = [text for text in self.gather("made", _make(launch)) if text]
-        first = self.hear("all made", wrong[0] if wrong else "")
-        if first:
-            raise ScalingError(first)
+        wrong = self.judge("made", _make(launch), lambda texts: next(filter(None, texts), ""))
+        if wrong:
+            raise ScalingError(wrong)
         return launch
+
+
+def _decide(asked: Path | None, places: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """On rank 0: the ranks' hosts and kernels, and the launch's folder; else what is wrong, as `error`."""
+    try:
+        hosts, kernels = (_numbered([map(str, x) for x in column]) for column in zip(*places, strict=True))
+        return {"hosts": hosts, "kernels": kernels, **_place(asked)}
+    except ScalingError as error:
+        return {"error": str(error)}
+    except (OSError, ValueError) as error:  # a removed working directory, a path that is none
+        raise_from_signal(error)
+        why = getattr(error, "strerror", None) or error
+        return {"error": f"rank 0 cannot choose a folder ({why}); name one with run_dir"}
 
 
 def _numbered(names: Iterable[Iterable[str]]) -> list[int]:

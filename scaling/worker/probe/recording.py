@@ -83,7 +83,7 @@ class Recording:
         clocks = Clocks(agreement)
         self.run_dir = folder.path.parent.parent
         device = self._device = device_of(next(followed.root.parameters()))
-        agreement.hear("streams", agreement.gather("here", 1) and 1)  # nobody is missing in what follows
+        agreement.judge("here", 1, len)  # nobody is missing in what follows
         find(followed.communicators(), device)
         patience_s = patience(followed.communicators(), PATIENCE).total_seconds()
         self._session = Session(
