@@ -16,10 +16,9 @@ from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
-from scaling.worker.parallel.ddp import accumulating
+from scaling.worker.parallel.ddp import accumulating, broadcasts_stamped, sends_buffers
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Edges, Wait
 from scaling.worker.parallel.torch_private import ENGINE
-from scaling.worker.parallel.waits import broadcasts_stamped, sends_buffers
 from scaling.worker.session.progress import beat
 
 STAMPS_A_MICRO_STEP = 7

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
-from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
+from scaling.worker.parallel.ddp import Norms, broadcast_rows, bucket_bytes, has_own_hook, sends_buffers
 from scaling.worker.parallel.strategy import Detail, Edges
 from scaling.worker.parallel.tap import Seen, Tap
-from scaling.worker.parallel.waits import Norms, Waits, broadcast_rows, sends_buffers
+from scaling.worker.parallel.waits import Waits
 
 _ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 _OTHER = PHASES.index("other")

@@ -15,12 +15,12 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import STAMPS_A_LAYER, BucketDetail
 from scaling.worker.parallel.computed import share_bytes
-from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
+from scaling.worker.parallel.ddp import Norms, Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.parallel.waits import Norms, Waits
+from scaling.worker.parallel.waits import Waits
 
 
 class Replicas:

@@ -1,30 +1,16 @@
-"""Stamp where a rank waits for communication: every window, whoever started it.
-
-A layer of SyncBatchNorm gathers its mean and variance from all ranks in forward and adds up two sums over them in
-backward. torch makes these calls without async_op (torch/nn/modules/_functions.py), so the current stream goes on when
-the result is there. Over one rank a layer does what BatchNorm does and calls nothing.
-
-A module with buffers (BatchNorm's running statistics) takes part in a broadcast from its first rank at the begin of
-every forward that follows a reduced backward. Ranks wait for each other there, so a late rank shows in forward and not
-at the first bucket. DDP calls it by a name of torch.distributed, which is replaced meanwhile.
-"""
+"""Stamp where a rank waits for communication: every window, whoever started it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from scaling.records.format import CollectiveRow
-from scaling.settings.run import KINDS
-from scaling.settings.schedule import PHASES
 from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.claims import END_COALESCING, MESSAGES, Begun, Claims
@@ -212,80 +198,3 @@ class Waits:
             return None
         current = torch.accelerator.current_stream()
         return None if current == self._stream else current.stream_id
-
-
-_GATHER, _REDUCE = KINDS.index("all_gather"), KINDS.index("all_reduce")
-
-
-class Norms:
-    """The SyncBatchNorm layers of a module; there may be none."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._layers = [layer for layer in module.modules() if isinstance(layer, nn.SyncBatchNorm)]
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def over(self, group: Any) -> None:
-        """Take statistics over the ranks of a process group from here on."""
-        for layer in self._layers:
-            layer.process_group = group
-
-    def are_over(self, group: Any) -> bool:
-        """Whether all of them take statistics over the ranks of this process group."""
-        return all((layer.process_group or dist.group.WORLD) is group for layer in self._layers)
-
-    def sent(self, ranks: int) -> frozenset[tuple[int, int]]:
-        """What they send over so many ranks: kind, and elements of the result.
-
-        A rank's means, inverse deviations and count in forward; in backward two sums a channel.
-        """
-        gathered = {(_GATHER, ranks * (2 * layer.num_features + 1)) for layer in self._layers}
-        return frozenset(gathered | {(_REDUCE, 2 * layer.num_features) for layer in self._layers})
-
-
-def sends_buffers(module: torch.nn.Module) -> bool:
-    """Whether this is a DDP wrapper of two or more ranks that keeps buffers alike."""
-    return (
-        isinstance(module, DistributedDataParallel)
-        and dist.get_world_size(module.process_group) > 1
-        and bool(module.broadcast_buffers)
-        and any(True for _ in module.buffers())
-    )
-
-
-def broadcast_rows(
-    ddp: DistributedDataParallel, times: Sequence[tuple[int, int]], first: int
-) -> list[CollectiveRow]:
-    """A step's broadcasts of a wrapper's buffers, from begin and end of each; `first`: position of the first."""
-    size = sum(buffer.nbytes for buffer in ddp.module.buffers())
-    return [
-        CollectiveRow(
-            seq=first + index,
-            kind=KINDS.index("broadcast"),
-            group=dist.get_world_size(ddp.process_group),
-            bytes=size,
-            ready_ns=0,
-            launch_ns=begin,
-            done_ns=end,
-            phase=PHASES.index("forward"),
-        )
-        for index, (begin, end) in enumerate(times)
-    ]
-
-
-@contextlib.contextmanager
-def broadcasts_stamped(stamp: Callable[[], int], stamps: list[int]) -> Iterator[None]:
-    """Inside, begin and end of each broadcast of DDP's buffers are appended."""
-
-    def timed(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-        stamps.append(stamp())
-        call(*args, **named)
-        stamps.append(stamp())
-
-    inner = dist._broadcast_coalesced  # type: ignore[attr-defined]  # noqa: SLF001
-    dist._broadcast_coalesced = untraced(around(inner, timed))  # type: ignore[attr-defined]  # noqa: SLF001
-    try:
-        yield
-    finally:
-        dist._broadcast_coalesced = inner  # type: ignore[attr-defined]  # noqa: SLF001

@@ -21,14 +21,13 @@ from scaling.settings.parallel import Fsdp, Mesh, Parallel
 from scaling.settings.run import Ddp
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.buckets import BucketDetail
-from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
+from scaling.worker.parallel.ddp import Norms, bucket_bytes, has_own_hook, sends_buffers
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.guard import compiled as is_compiled
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 from scaling.worker.parallel.torch_private import param_groups, reduces_alone, whole_bytes
-from scaling.worker.parallel.waits import Norms, sends_buffers
 from scaling.worker.probe.any_loop import Followed, Scheduled, stages_of
 
 

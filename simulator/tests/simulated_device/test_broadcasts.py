@@ -32,7 +32,7 @@ def _broadcast(rank, world):
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from scaling.worker.parallel.waits import broadcasts_stamped
+    from scaling.worker.parallel.ddp import broadcasts_stamped
     from scaling_simulator import trace
     from scaling_simulator.accelerator import SimulatedAccelerator
     from scaling_simulator.device import configure, line, set_link, sleep_us

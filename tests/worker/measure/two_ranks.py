@@ -18,11 +18,10 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import BucketDetail
-from scaling.worker.parallel.ddp import bucket_bytes
+from scaling.worker.parallel.ddp import broadcasts_stamped, bucket_bytes, sends_buffers
 from scaling.worker.parallel.groups import make_groups
 from scaling.worker.parallel.strategy import Edges
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.parallel.waits import broadcasts_stamped, sends_buffers
 
 STEPS = 4
 LATE_S = 0.1
