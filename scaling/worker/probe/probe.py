@@ -30,8 +30,9 @@ from scaling.worker.parallel.guard import Unseen, tell, words
 from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.baseline import Step
 from scaling.worker.probe.follow import follow
+from scaling.worker.probe.live import Live, Log
 from scaling.worker.probe.recording import Options, Recording
-from scaling.worker.probe.steps import Live, Log, StepContext, as_count
+from scaling.worker.probe.steps import StepContext, as_count
 
 SWITCH = "SCALING_PROBE"
 RUN_DIR = "SCALING_RUN_DIR"

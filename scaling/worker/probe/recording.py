@@ -22,10 +22,11 @@ from scaling.worker.probe.agreement import Agreement, Clocks, patience
 from scaling.worker.probe.any_loop import stages_of
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.follow import follow
+from scaling.worker.probe.live import Live, Log, Logged
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.pauses import Pauses, retries_of
 from scaling.worker.probe.phases import Phases
-from scaling.worker.probe.steps import Live, Log, Logged, Steps
+from scaling.worker.probe.steps import Steps
 from scaling.worker.probe.track import Track
 from scaling.worker.session.control import Aborted, Control
 from scaling.worker.session.session import Session

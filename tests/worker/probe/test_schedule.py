@@ -8,6 +8,7 @@ import pytest
 
 from scaling.records.format import SLOTS_WHOLE, StepRow, generation
 from scaling.settings.schedule import PLAIN, PROBE
+from scaling.worker.probe.live import summary
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of, slot_of
 from scaling.worker.probe.marks import (
     BACKWARD,
@@ -19,7 +20,6 @@ from scaling.worker.probe.marks import (
     SYNC_END,
     step_row,
 )
-from scaling.worker.probe.steps import summary
 
 
 def test_a_round_has_every_arm_and_follows_the_one_before():
