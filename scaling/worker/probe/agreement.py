@@ -225,7 +225,7 @@ class Clocks:
         self._leads = agreement.rank in first
         self._ranks = [agreement.members[r] for r in first]
         self._me = agreement.members[agreement.rank]
-        self._store = agreement.store
+        self._control = Control(agreement.store, agreement.rank, patience_s=TIMEOUT.total_seconds())
         self._next = FIRST_SLOT
         self._wait_s = FIRST_S
         self._last_ns, self._last_slot = now_ns(), 0
@@ -240,20 +240,14 @@ class Clocks:
         """Compare the clocks if it is time; `note` takes the record. Raises when a peer does not answer."""
         if self._group is None or slot < self._next:
             return
-        record = None
+        mine, following, first = None, 0, self._rank == 0
         if self._leads:
-            record = compare_clocks(f"slot {slot}", self._me, self._ranks, self._group)
-        if self._rank == 0:
-            self._store.set(f"clock/{slot}/next", str(self._after(slot)))
-        key = f"clock/{slot}/{self._kernel}"
-        if record is not None:
-            self._store.set(key, json.dumps(dataclasses.asdict(record)))
-        else:
-            self._store.wait([key], TIMEOUT)
-            record = ClockRecord(**json.loads(self._store.get(key)))  # the same kernel has the same clock
-        self._store.wait([f"clock/{slot}/next"], TIMEOUT)
-        self._next = int(self._store.get(f"clock/{slot}/next"))
-        note(record)
+            mine = dataclasses.asdict(compare_clocks(f"slot {slot}", self._me, self._ranks, self._group))
+        if first:
+            following = self._after(slot)
+        record = self._control.agree(f"clock/{slot}/{self._kernel}", mine, lead=self._leads)
+        self._next = self._control.agree(f"clock/{slot}/next", following, lead=first)
+        note(ClockRecord(**record))  # the same kernel has the same clock
 
     def _after(self, slot: int) -> int:
         """The slot for the next comparison, at the rate of slots since the last one. Only rank 0 calls it."""
