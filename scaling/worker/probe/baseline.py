@@ -271,7 +271,7 @@ class Baseline:
     def _steps(self, step: Step, module: torch.nn.Module, steps: int, detail: Detail) -> None:
         clock, phases = self._device.clock, self._phases
         begins: list[int] = []
-        marks, taken = [], []
+        marks, sent = [], []
         with (
             detail.taking() as take,
             clock.window((steps + LEAD_IN) * 64),
@@ -286,7 +286,7 @@ class Baseline:
                 phases.inside = False
                 if index >= 0:
                     marks.append(phases.marks)
-                    taken.append(take(phases.forward_end_ns).collectives)
+                    sent.append(take(phases.forward_end_ns).collectives)
             begins.append(clock.stamp())
             self._device.synchronize()
             usage.__exit__(None, None, None)
@@ -300,7 +300,7 @@ class Baseline:
                     "no backward through the module that the step was given; it has to use its argument"
                 )
             rows.append(phases_row)
-        collectives = [sent for sent in taken if sent is not None]
+        collectives = [row for row in sent if row is not None]
         self._write(rows, collectives, usage, detail.parameters(times[:-1]))
 
     def _messages(self, exchanges: list[list[Message]]) -> None:

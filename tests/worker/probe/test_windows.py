@@ -264,10 +264,12 @@ class Task(torch.nn.Module):
 @pytest.mark.parametrize(("more", "name"), [((), "ddp"), ((torch.nn.Linear(2, 2),), OWN)])
 def test_a_wrapper_that_has_all_that_trains_is_followed_inside_of_what_is_called(ddp, tmp_path, more, name):
     task = Task(ddp, *more)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
     with Probe(task, run_dir=tmp_path / "run") as probe:
         for _ in range(WARMUP + ROUND_STEPS):
             with probe.step():
                 task(torch.ones(2, 4)).backward()
+                optimizer.step()
     assert read_plan(RunFolder(tmp_path / "run")).spec.parallel.name == name
     buckets = json.loads((tmp_path / "run/launches/0/rank-0.jsonl").open().readline()).get("buckets", [])
     assert buckets == ([] if more else [sum(p.nbytes for p in ddp.parameters())])
