@@ -36,7 +36,7 @@ def parse_topo(text: str, where: str) -> Layout:
     plain = [_ESCAPES.sub("", line) for line in _of_amd(text).splitlines()]
     task = next((m[0] for m in map(_TASK.match, plain) if m), "")  # srun -l: the first of several tasks
     lines = [_GLUED.sub(r"\1 ", line.removeprefix(task)) for line in plain if line.startswith(task)]
-    links = next((i for i, line in enumerate(lines) if re.match(r"GPU0\s.*\b(XGMI|PCIE)\b", line.strip())), 0)
+    links = next((i for i, line in enumerate(lines) if re.match(r"GPU0\s.*\b(XGMI|PCIE|SELF)\b", line.strip())), 0)
     if links and _names(lines[links - 1]):
         return _rocm(lines, links, where)
     start = next((i for i, line in enumerate(lines) if _names(line)), None)

@@ -439,6 +439,12 @@ def test_pcie_of_amd_smi_is_between_unknown_nodes_and_no_link_is_refused():
     layout = parse_topo(amd_smi("PCIE"), "x.txt")
     assert set(layout.pairs.values()) == {"SYS"}
     assert layout.notes[0].startswith("AMD's tools tell PCIE alone")
+    one = "\n".join(["LINK TYPE TABLE:", f" {ADDRESSES[0]}", f"{ADDRESSES[0]} SELF"])
+    assert (
+        parse_topo(one, "x.txt").devices
+        == parse_topo('[{"links": [{"link_type": "SELF"}]}]', "x.txt").devices
+        == 1
+    )
     with pytest.raises(InputError, match="the row of GPU0 has no link type to GPU2"):
         parse_topo(amd_smi("PCIE").replace("SELF PCIE PCIE", "SELF PCIE N/A"), "x.txt")
 
