@@ -24,6 +24,7 @@ _BUS = re.compile(r"\b[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
 _PAIR = re.compile(r'"\(Topology\) Link type between DRM devices (\d{1,3}) and (\d{1,3})":\s*"([\w/]+)"')
 _LINK_TYPE = re.compile(r'"link_type":\s*"([\w/]+)"')
 _CARD_NODE = re.compile(r'"card(\d{1,3})":\s*\{[^{}]*"\(Topology\) Numa Node":\s*"(-?\d{1,4})"')
+_AMD_ROW = re.compile(r"GPU0\s.*\b(?:XGMI|PCIE|SELF)\b")
 AMD_SMI = "LINK TYPE TABLE"
 EXPECTED = (
     "the output of `nvidia-smi topo -m`, `rocm-smi --showtopo` or `amd-smi topology` is expected: GPU0, GPU1, ... with "
@@ -36,7 +37,7 @@ def parse_topo(text: str, where: str) -> Layout:
     plain = [_ESCAPES.sub("", line) for line in _of_amd(text).splitlines()]
     task = next((m[0] for m in map(_TASK.match, plain) if m), "")  # srun -l: the first of several tasks
     lines = [_GLUED.sub(r"\1 ", line.removeprefix(task)) for line in plain if line.startswith(task)]
-    links = next((i for i, line in enumerate(lines) if re.match(r"GPU0\s.*\b(XGMI|PCIE|SELF)\b", line.strip())), 0)
+    links = next((i for i, line in enumerate(lines) if _AMD_ROW.match(line.strip())), 0)
     if links and _names(lines[links - 1]):
         return _rocm(lines, links, where)
     start = next((i for i, line in enumerate(lines) if _names(line)), None)
