@@ -98,7 +98,9 @@ def only_data() -> Iterator[None]:
         if result is not None and result.path.startswith("file:"):
             folder = Path(result.path.removeprefix("file://"))
             if group or folder.resolve() != resources.folder("conf").resolve():  # conf/config.yaml is ours
-                _check(str(folder / group / f"{name}.yaml"), group, result)
+                where = str(folder / group / f"{name}.yaml")
+                with shaped(where, group):
+                    _check(where, group, result)
         return result
 
     ConfigRepository.load_config = checked  # type: ignore[method-assign, assignment]
@@ -114,15 +116,10 @@ def _check(where: str, group: str, loaded: ConfigResult) -> None:
         return
     if not group or not (resources.folder("conf") / group).is_dir():
         raise InputError(f"{where}: it is in none of the groups' folders, so it is not read")
-    package, values = loaded.header.get("package"), OmegaConf.to_container(loaded.config)
+    values: Any = OmegaConf.to_container(loaded.config)
+    package = loaded.header.get("package")
     for item in loaded.defaults_list or ():
         _check_default(where, group, item)
-    with shaped(where, group):
-        _check_keys(where, group, package, values)
-
-
-def _check_keys(where: str, group: str, package: str | None, values: Any) -> None:
-    """InputError where a file has a key that it may not have."""
     everywhere = package == "_global_" and group == TOPOLOGY
     if package not in (None, group, "_group_") and not everywhere:
         raise InputError(
@@ -160,11 +157,7 @@ def _check_default(where: str, group: str, item: InputDefault) -> None:
     """A file may begin with another one of its group; a topology also names its launcher and cluster."""
     groups = (group, "launcher", "cluster") if group == TOPOLOGY else (group,)
     text = f"{item.group}: {item.value}" if isinstance(item, GroupDefault) else getattr(item, "path", "")
-    fine = (
-        rf"/?({'|'.join(groups)}): {_NAME}"
-        if isinstance(item, GroupDefault)
-        else rf"_self_|(/?{group}/)?{_NAME}"
-    )
+    fine = rf"_self_|(/?{group}/)?{_NAME}|/?({'|'.join(groups)}): {_NAME}"
     if item.package not in (None, group) or not re.fullmatch(fine, text):
         raise InputError(f"{where}: defaults: {text}: another file of {' or '.join(groups)} is expected")
 
