@@ -39,7 +39,7 @@ class LaunchRanks:
 
     files: tuple[RankFile, ...]
     tables: dict[str, pl.DataFrame]
-    """Their rows of `blocks` and `memory`, those of a rank after each other."""
+    """Their rows of frames.OF_BLOCKS, those of a rank after each other."""
     stretch: Stretch
     """Where all steps lie."""
     gaps: tuple[Gap, ...]

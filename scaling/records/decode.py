@@ -50,7 +50,8 @@ def _decoded(kind: type[T], **options: Any) -> type[T]:
 
 def _within_64_bits(hint: Any) -> Any:
     """The type of a field, whose numbers have to fit into a column; those of steps are looked at later."""
-    return {int: _INT, int | None: _INT | None, list[int]: list[_INT]}.get(hint, hint)
+    pairs = dict[str, tuple[int, int]], dict[str, tuple[_INT, _INT]]
+    return dict([(int, _INT), (int | None, _INT | None), (list[int], list[_INT]), pairs]).get(hint, hint)
 
 
 _INT = typing.Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]

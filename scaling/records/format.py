@@ -273,6 +273,8 @@ class BlockRecord:
     """Own loops: those of them that nobody was seen to wait for."""
     polled: int = 0
     """Own loops: collectives of which the loop asked whether they are done, and they were not."""
+    phases: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Own loops: by the loop's names of phases, (ns, of which waits), summed over the steps."""
     parameters: list[tuple[int, int]] = field(default_factory=list)
     """ddp_solo: (bytes, ready ns since the step's begin) of each parameter, mean over the steps."""
 
@@ -299,7 +301,7 @@ class PauseRecord:
     gap_ns: int
     """From the end of the step before to where this one was entered."""
     step: int = -1
-    """Number of that step in the loop; -1, as the two below: an older file, which has pauses between steps alone."""
+    """Number of that step in the loop; -1: a file of an older version, whose pauses are not read."""
     kind: str = ""
     """What the loop did: as it said, or one of those above; empty: unknown."""
     more_ns: int = -1

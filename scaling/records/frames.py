@@ -52,9 +52,14 @@ SCHEMAS: dict[str, Schema] = {
     "fabric": _COLLECTIVES,
     "parameters": {**REPEATED_OF_BLOCK, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64},
     "memory": {**_RANK, **dict.fromkeys(MEMORY_COLUMNS, pl.Int64)},
+    "phases": {**_RANK, "block": pl.Int64, "name": pl.String, "ns": pl.Int64, "wait_ns": pl.Int64},
 }
 """Columns of every table, by its name in records.tables.Tables."""
-OF_BLOCKS: dict[str, Schema] = {"blocks": SCHEMAS["blocks"] | LINE_SPAN, "memory": SCHEMAS["memory"]}
+OF_BLOCKS: dict[str, Schema] = {
+    "blocks": SCHEMAS["blocks"] | LINE_SPAN,
+    "memory": SCHEMAS["memory"],
+    "phases": SCHEMAS["phases"],
+}
 """Columns of the tables that come with a rank's file before its steps."""
 
 

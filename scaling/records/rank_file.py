@@ -230,6 +230,8 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         "blocks": pl.DataFrame(columns, schema=OF_BLOCKS["blocks"]),
         "memory": pl.DataFrame(_values(memory, MEMORY_COLUMNS, launch, rank), schema=OF_BLOCKS["memory"]),
     }
+    phases = [(launch, rank, block.id, name, *ns) for block in blocks for name, ns in block.phases.items()]
+    tables["phases"] = pl.DataFrame(phases, schema=OF_BLOCKS["phases"], orient="row")
     file = RankFile(
         launch=launch,
         rank=rank,
@@ -260,7 +262,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         pauses=tuple(
             PauseRecord(**{field.name: getattr(p, field.name) for field in dataclasses.fields(PauseRecord)})
             for p in rank_lines.records
-            if isinstance(p, Pause)
+            if isinstance(p, Pause) and p.step >= 0
         ),
         dropped_samples=rank_lines.loose + sum(steps_in(stretch) for stretch in damaged),
     )

@@ -2,7 +2,8 @@
 
     RUN/steps.parquet/part-000000.parquet, part-000001.parquet, ...      and so blocks, buckets, fabric, parameters
 
-A file of the step tables has a few whole blocks of all ranks, one of `blocks` some ranks. `memory` is not published.
+A file of the step tables has a few whole blocks of all ranks, one of `blocks` some ranks. `memory` and `phases` are not
+published.
 
 Only whole blocks count; what is cut off or missing is reported, never filled in. Absolute stamps come out on rank 0's
 clock (records.rank_file). While tables are made and analysed, their files lie in a temporary folder, in the run's where
@@ -82,6 +83,8 @@ class Tables:
     ready since the step's begin, as the mean over the block's steps. Empty where training runs on a GPU."""
     memory: Frame = field(default_factory=lambda: pl.LazyFrame(schema=SCHEMAS["memory"]))
     """What each rank held after each block."""
+    phases: Frame = field(default_factory=lambda: pl.LazyFrame(schema=SCHEMAS["phases"]))
+    """What each rank spent in the phases that a loop names, summed over a block's steps."""
     ranks: tuple[RankFile, ...]
     gaps: tuple[Gap, ...]
     """What is missing."""
@@ -182,8 +185,8 @@ def map_blocks(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) -
 def without_blocks(tables: Tables, blocks: pl.DataFrame) -> Tables:
     """The tables without some blocks, (launch, block), on all ranks; the files that have them are written anew.
 
-    `memory` keeps their rows, which its reader joins with `blocks`. The tables that were given are not to be used any
-    more.
+    `memory` and `phases` keep their rows, which their readers join with `blocks`. The tables that were given are not to
+    be used any more.
     """
     dropped, named = 0, set(blocks.rows())
     for part in tables.parts:

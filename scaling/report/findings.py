@@ -15,6 +15,7 @@ from scaling.analysis.results import (
     FabricLevel,
     Goodput,
     Measured,
+    NamedPhase,
     NcclLog,
     Overhead,
     PeakMemory,
@@ -70,6 +71,15 @@ def straggler_line(straggler: Straggler) -> str:
     if straggler.host is not None:
         who = f"all ranks of host {straggler.host} are late in {phase}, rank {straggler.rank} most, and cost"
     return f"{who} {cost} a step (skew {skew}); {alone}"
+
+
+def phase_line(phase: NamedPhase) -> str:
+    """How long a phase that the loop names takes, how much of that is waiting, and who is late in it."""
+    took, waits = quantity(phase.ms, "ms"), quantity(phase.waits_ms, "ms")
+    line = f"{plain(phase.name)} takes {took} of a step, {waits} of it waiting for communication"
+    if phase.late_rank is None:
+        return line
+    return f"{line}; rank {phase.late_rank} is late in it and costs {quantity(phase.late_ms, 'ms')}"
 
 
 def beside_lines(point: Point, least: float = 0.0) -> Iterator[str]:

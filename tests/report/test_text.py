@@ -7,7 +7,7 @@ from rich.console import Console
 from support.reports import markdown, page, print_analysis
 from support.results import about
 
-from scaling.analysis.results import Fabric, Loss, Measured, TokenBalance, TrialStatus
+from scaling.analysis.results import Fabric, Loss, Measured, NamedPhase, TokenBalance, TrialStatus
 from scaling.report import findings, text
 from scaling.report.answer import answer
 
@@ -273,6 +273,18 @@ def test_tokens(change, said):
         saves_ms=about(12.0, 1.0),
     )
     assert findings.tokens_line(replace(tokens, **change), about(60.0, 0.5)).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        ({}, "rollout takes 58.0 ms ±0.5 of a step, 12.0 ms ±0.3 of it waiting for communication"),
+        ({"late_rank": 3, "late_ms": about(20.0, 0.4)}, "; rank 3 is late in it and costs 20.0 ms ±0.4"),
+    ],
+)
+def test_a_named_phase(late, said):
+    phase = NamedPhase(name="rollout", ms=about(58.0, 0.5), waits_ms=about(12.0, 0.3), **late)
+    assert findings.phase_line(phase).endswith(said)
 
 
 def test_a_percentage_has_two_decimals_at_most():

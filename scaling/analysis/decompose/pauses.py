@@ -211,30 +211,22 @@ def _grid(events: Sequence[_Event], gone: set[int], steps: int) -> tuple[int, li
 
 def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
     """What the ranks of one launch record, put together step by step."""
-    first = min(file.rank for file in files)  # in older files, other ranks' records are of the same events
-    records = sorted(
-        (
-            (file.rank, record)
-            for file in files
-            for record in file.pauses
-            if record.kind not in NOT_THE_LOOP and (record.step >= 0 or file.rank == first)
-        ),
-        key=lambda pair: (pair[1].step, pair[0]),
-    )
+    records = [(f.rank, record) for f in files for record in f.pauses if record.kind not in NOT_THE_LOOP]
+    records.sort(key=lambda pair: (pair[1].step, pair[0]))
     for noted in _in_a_row(records):
         kinds = {record.kind for _, record in noted if record.kind} or {""}
         for kind in sorted(kinds):
             of_kind = [(rank, record) for rank, record in noted if record.kind == kind]
             by_rank, counts = Counter[int](), Counter[int]()
             for rank, record in of_kind:
-                by_rank[rank] += _more_ns(record)
+                by_rank[rank] += record.more_ns
                 counts[rank] += record.count
-            longest = max(_more_ns(record) for _, record in of_kind)
-            gaps = {rank for rank, record in of_kind if record.gap_ns >= _more_ns(record) / 2}
+            longest = max(record.more_ns for _, record in of_kind)
+            gaps = {rank for rank, record in of_kind if record.gap_ns >= record.more_ns / 2}
             yield _Event(
                 kind=kind,
                 more_ns=float(max(by_rank.values()) if kind else np.mean(list(by_rank.values()))),
-                step=min(r.step for _, r in of_kind if 2 * _more_ns(r) >= longest),
+                step=min(r.step for _, r in of_kind if 2 * r.more_ns >= longest),
                 between=bool(gaps),
                 ranks=frozenset(gaps or by_rank),
                 records=tuple(noted),
@@ -243,19 +235,15 @@ def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
 
 
 def _in_a_row(records: Sequence[tuple[int, PauseRecord]]) -> Iterator[list[tuple[int, PauseRecord]]]:
-    """Records of one step and the next one; those of an older file, which have no step, each alone."""
+    """Records of one step and the next one."""
     some: list[tuple[int, PauseRecord]] = []
     for pair in records:
-        if some and (pair[1].step < 0 or pair[1].step > some[0][1].step + 1):
+        if some and pair[1].step > some[0][1].step + 1:
             yield some
             some = []
         some.append(pair)
     if some:
         yield some
-
-
-def _more_ns(record: PauseRecord) -> int:
-    return record.gap_ns if record.more_ns < 0 else record.more_ns
 
 
 def _stall(
@@ -291,7 +279,7 @@ def _overlapping(tables: Tables, records: Iterable[tuple[int, PauseRecord]]) -> 
     """(launch, block) of the blocks in which a rank recorded something, by its own host's clock."""
     wanted = {id(record) for _, record in records}
     windows = [
-        (file.launch, file.rank, record.time_ns - _more_ns(record) // record.count, record.time_ns)
+        (file.launch, file.rank, record.time_ns - record.more_ns // record.count, record.time_ns)
         for file in tables.ranks
         for record in file.pauses
         if id(record) in wanted

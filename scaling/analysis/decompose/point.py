@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import imbalance, light, own_loop, stragglers
+from scaling.analysis.decompose import imbalance, light, named, own_loop, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
@@ -19,7 +20,16 @@ from scaling.analysis.decompose.unit_stamps import simulated
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.network.shared_link import HOSTS_OWN
 from scaling.analysis.quality import clocks, untracked_traffic
-from scaling.analysis.results import ArmTimes, Degrees, Measured, Overhead, PeakMemory, Point, StepParts
+from scaling.analysis.results import (
+    ArmTimes,
+    Degrees,
+    Measured,
+    NamedPhase,
+    Overhead,
+    PeakMemory,
+    Point,
+    StepParts,
+)
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, equal_arms_apart
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
@@ -106,6 +116,7 @@ def point(
         else (),
         parallel=_degrees(plan, n),
         tokens=imbalance.balance(records, rounds),
+        phases=readings.phases,
         tokens_per_s=rounds.ratio(lambda m: mesh.data_parallel * m[MEAN] * 1e9 / m["plain"]),
         straggler=describe(late, readings.evened, typical, rounds, readings.explained_ns) if late else None,
         overhead=overhead,
@@ -144,6 +155,8 @@ class Arms:
     """The records as if all ranks had equal tokens, where these are known to take time; else as they are."""
     explained_ns: Mapping[str, float]
     """By phase: how much longer the latest rank's tokens make it."""
+    phases: tuple[NamedPhase, ...]
+    """Those that the loop names; with no late rank where ranks may have waited unseen."""
 
 
 def arms(records: TrialRecords, plan: Plan) -> Arms:
@@ -157,11 +170,8 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     seen = not untracked_traffic.hides_waits(records)
     floor = _overhead(rounds).floor
     late = imbalance.late_apart(records, rounds, of_tokens, floor, hosts) if seen else None
-    if (
-        late is not None
-        and plan.spec.topology.backend in HOSTS_OWN
-        and not late.cost_ns.surely_above(WOKEN_NS)
-    ):
+    least_ns = WOKEN_NS if plan.spec.topology.backend in HOSTS_OWN else 0.0
+    if late is not None and not late.cost_ns.surely_above(least_ns):
         late = None
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
@@ -171,6 +181,7 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
         typical=typical,
         evened=of_tokens.evened(records) if of_tokens else records,
         explained_ns=of_tokens.explained_ns(records, late.ranks[0], typical) if of_tokens and late else {},
+        phases=named.phases(records, rounds, floor, least_ns if seen else math.inf),
     )
 
 

@@ -184,6 +184,8 @@ class TrialRecords:
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_stamps.Turns)."""
     light: Light | None = None
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
+    named: Mapping[str, Light] = field(default_factory=dict)
+    """The ranks' own times and waits in the phases that an own loop names."""
     beside: CallTraffic = NOTHING
     """What an own loop's own calls send."""
     tokens: TokenRows | None = None

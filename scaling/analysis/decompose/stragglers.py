@@ -232,7 +232,13 @@ def describe(
     for phase in OWN_PHASES:  # not `exposed`: the others wait, not the late rank
         difference = mine[phase] - others[phase]
         excess[phase] = float(np.nanmean(difference)) - (explained_ns or {}).get(phase, 0.0)
-    phase = max(excess, key=lambda name: excess[name])
+    more = _more_in_named(records, late.ranks[0], sorted(typical))
+    excess["host"] -= sum(
+        more.values()
+    )  # they are part of it, or of the others and then named in their place
+    near = {name: ns for name, ns in more.items() if ns > max(excess.values()) / 2}
+    chosen = near or excess
+    phase = max(chosen, key=lambda name: chosen[name])
     return Straggler(
         rank=late.ranks[0],
         phase="backward" if phase == "compute" else phase,
@@ -241,6 +247,15 @@ def describe(
         cost_ms=late.cost_ns * MS,
         skew_ms=late.skew_ns * MS,
     )
+
+
+def _more_in_named(records: TrialRecords, rank: int, others: list[int]) -> dict[str, float]:
+    """By how much a rank does more by itself in each phase that the loop names than others in the mean, ns."""
+    more = {}
+    for name, light in records.named.items():
+        own_ns = np.mean([steps.mean(axis=0) for steps in light.own_ns.values()], axis=0)
+        more[name] = float(own_ns[rank] - own_ns[others].mean())
+    return more
 
 
 def _slow_alone(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> bool | None:

@@ -15,6 +15,7 @@ from scaling.analysis.decompose.backend_model import served
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.imbalance import read_tokens
 from scaling.analysis.decompose.light import queue_waits, read_light
+from scaling.analysis.decompose.named import read_named
 from scaling.analysis.decompose.own_loop import usable
 from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
@@ -123,6 +124,7 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
         light=read_light(steps, n),
+        named=read_named(tables, n),
         beside=_beside(tables.blocks, n),
         tokens=read_tokens(steps, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),

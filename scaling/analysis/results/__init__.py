@@ -53,6 +53,7 @@ from scaling.analysis.results.point import (
     Goodput,
     Loss,
     LossOfKind,
+    NamedPhase,
     Overhead,
     Pause,
     PeakMemory,

@@ -73,6 +73,19 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPhase:
+    """A part of an own loop's step that the loop names, mean over ranks and steps."""
+
+    name: str
+    ms: Measured
+    waits_ms: Measured
+    """What of that is waits for communication."""
+    late_rank: int | None = None
+    late_ms: Measured | None = None
+    """By how much that rank is done later by itself than the latest of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBalance:
     """How the tokens of an own loop's steps are spread over the ranks, and what that costs."""
 
@@ -387,6 +400,8 @@ class Point(KeyFigures):
     straggler: Straggler | None = None
     tokens: TokenBalance | None = None
     """None where the loop does not tell its tokens (Probe.tokens)."""
+    phases: tuple[NamedPhase, ...] = ()
+    """Those that an own loop names (Probe.phase), in the order of first use."""
     overhead: Overhead = field(default_factory=Overhead)
     comm: Comm | None = None
     memory: PeakMemory = field(default_factory=PeakMemory)

@@ -45,6 +45,9 @@ def efficiency(points: Sequence[Point]) -> Iterator[Section]:
     late = [
         f"{text.ranks(p.world_size)}: {findings.straggler_line(p.straggler)}" for p in points if p.straggler
     ]
+    phases = [
+        f"{text.ranks(p.world_size)}: {findings.phase_line(phase)}" for p in points for phase in p.phases
+    ]
     told = [
         f"{text.ranks(p.world_size)}, tokens: {findings.tokens_line(p.tokens, p.step_ms)}"
         for p in points
@@ -52,7 +55,9 @@ def efficiency(points: Sequence[Point]) -> Iterator[Section]:
     ]
     beside = [f"{text.ranks(p.world_size)}: {line}" for p in points for line in findings.beside_lines(p)]
     beside += [f"{text.ranks(p.world_size)}: {findings.goodput_line(p.goodput)}" for p in points if p.goodput]
-    yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late, *told, *beside)), on=PAGE)
+    yield Section(
+        title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late, *phases, *told, *beside)), on=PAGE
+    )
     for point in fallen[:1]:
         if point.loss is not None and point.world_size > 1:
             bars = waterfall_bars(point.loss, point.efficiency)
@@ -82,6 +87,8 @@ def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
 def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]:
     if point.straggler is not None:
         yield Line(name="straggler", text=findings.straggler_line(point.straggler), tone="alarm")
+    for phase in point.phases:
+        yield Line(name="phase", text=findings.phase_line(phase))
     if point.tokens is not None:
         yield Line(name="tokens", text=findings.tokens_line(point.tokens, point.step_ms))
     for line in findings.beside_lines(point):

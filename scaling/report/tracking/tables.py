@@ -87,6 +87,7 @@ def tables(analysis: Analysis) -> Json:
         "hosts": _table([_host_row(h) for h in slowest(analysis.hosts, ON_PAGE)]),
         "ranks": _table(_rank_rows(analysis.ranks)),
         "slowest_ranks": _table(_slowest_rows(analysis.ranks)),
+        "phases": _table([spread(named("{}", phase)) for p in analysis.points for phase in p.phases]),
         "pauses": _table([spread(named("{}", pause)) for p in analysis.points for pause in p.pauses]),
         "stalls": _table([spread(named("{}", stall)) for p in analysis.points for stall in p.stalls]),
         "inference": _table([_case_row(analysis, r) for r in analysis.inference]),

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from scaling.records.format import StepRow
 from scaling.worker.parallel.strategy import BUFFERS, Wait
 
-FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END, NEXT_MODEL = range(8)
+FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END, NEXT_MODEL, NAMED = range(9)
+"""The k-th phase that the loop names begins with the mark NAMED + 2 k, an even number, and ends with the next one."""
 
 Marks = list[tuple[int, int]]
 """(what begins or ends, clock token), in order."""
@@ -28,7 +29,8 @@ def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple
     The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
     where the next micro-batch is fetched, unless an optimizer stepped in between and the model is the same. The time
     between a backward and the optimizer is `optimizer`: gradients are unscaled and clipped there. An optimizer that is
-    given a closure runs forward and backward inside of its step; it is `optimizer` from then on.
+    given a closure runs forward and backward inside of its step; it is `optimizer` from then on. What lies
+    between the marks of a named phase is `host`.
     """
     spent: list[tuple[int, int, str]] = []
     phase, since, stepped, steps, before = "input", begin, False, 0, ""
@@ -60,11 +62,50 @@ def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple
                 continue
             name = "optimizer" if phase == "host" else phase
             following, stepped = "host", True
+        elif kind >= NAMED:
+            name, following = ("host" if kind % 2 else phase), phase
         else:
             continue
         spent.append((since, at, "forward" if name == _BETWEEN else name))
         phase, since = following, at
     return [*spent, (since, end, "host")]
+
+
+def _named_apart(marks: Sequence[Window], end: int) -> tuple[Marks, list[tuple[int, int, int]]]:
+    """A step's marks for `pieces`, and its named phases as (begin, end, place in Phases.names), in order.
+
+    A phase with a backward, or with the forward that one follows, is part of the four phases, so its own marks are left
+    out; of another phase those within are. One that was not left ends with the step.
+    """
+    kinds = [kind for kind, _ in marks]
+    named, left_out = [], set[int]()
+    for first, last in itertools.pairwise(
+        [*(k for k, kind in enumerate(kinds) if kind >= NAMED), len(marks)]
+    ):
+        if kinds[first] % 2:
+            continue
+        inside, then = kinds[first + 1 : last], next((kind for kind in kinds[last:] if kind < NAMED), None)
+        forward = then == BACKWARD and inside[-1:] in ([FORWARD], [NEXT_MODEL], [FORWARD_END])
+        left_out |= {first, last} if forward or BACKWARD in inside else set(range(first + 1, last))
+        named.append(
+            (marks[first][1], marks[last][1] if last < len(marks) else end, (kinds[first] - NAMED) // 2)
+        )
+    return [mark for k, mark in enumerate(marks) if k not in left_out], named
+
+
+def named_times(marks: Sequence[Window], end: int, waits: Iterable[Window]) -> dict[int, tuple[int, int]]:
+    """How long each named phase of a step lasts, and what of that is waits, ns; by its place in Phases.names."""
+    times: dict[int, tuple[int, int]] = {}
+    waited = _apart(waits)
+    for begin, last, place in _named_apart(marks, end)[1]:
+        ns, wait_ns = times.get(place, (0, 0))
+        times[place] = (ns + last - begin, wait_ns + _overlap(begin, last, waited))
+    return times
+
+
+def _overlap(begin: int, end: int, windows: Iterable[Window]) -> int:
+    """How much of begin to end lies in windows that do not overlap, ns."""
+    return sum(max(0, min(end, z) - max(begin, a)) for a, z in windows)
 
 
 _BETWEEN = "between forward and backward"
@@ -101,7 +142,8 @@ def step_row(
     `waits`: windows in which the rank waited for communication. They count once where they overlap, and in the phase
     in which they lie. With `waits_behind`, it waits between the end of backward's compute and of backward as well.
     """
-    parts, ends = pieces(begin, marks, end), [at for kind, at in marks if kind == SYNC_END]
+    parts = pieces(begin, _named_apart(marks, end)[0], end)
+    ends = [at for kind, at in marks if kind == SYNC_END]
     if not ends:
         return None
     spent = dict.fromkeys(("input", "forward", "backward", "optimizer", "host"), 0)
@@ -110,14 +152,19 @@ def step_row(
     last_update = max((at for kind, at in marks if kind == OPTIMIZER_END and at < ends[-1]), default=begin)
     after = behind(marks) if waits_behind else []
     apart = [window for window in after if window[1] > last_update]  # others are of another model's update
-    buffers = [(wait.begin, wait.end) for wait in waits or () if wait.phase == BUFFERS]
+    forwards = [(first, last) for first, last, phase in parts if phase == "forward"]
+    buffers = [
+        (wait.begin, wait.end)
+        for wait in waits or ()
+        if wait.phase == BUFFERS and any(first <= wait.begin <= last for first, last in forwards)
+    ]
     rest = _apart(
         [*((wait.begin, wait.end) for wait in waits or ()), *(pair for pair in after if pair not in apart)],
         [*apart, *buffers],
     )
     waited = dict.fromkeys(spent, 0)
     for first, last, phase in parts:
-        waited[phase] += sum(max(0, min(last, z) - max(first, a)) for a, z in rest)
+        waited[phase] += _overlap(first, last, rest)
     compute_end = next((computed for computed, whole in apart if whole == ends[-1]), ends[-1])
     return StepRow(
         begin_ns=begin,

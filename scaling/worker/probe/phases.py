@@ -29,12 +29,16 @@ from scaling.worker.probe.marks import (
     COMPUTE_END,
     FORWARD,
     FORWARD_END,
+    NAMED,
     NEXT_MODEL,
     OPTIMIZER,
     OPTIMIZER_END,
     SYNC_END,
     Marks,
 )
+
+NAMES_MAX = 32
+"""Names of phases that a loop has at most."""
 
 
 class Phases:
@@ -66,6 +70,10 @@ class Phases:
         """In this step: calls of forward with gradients, and the first dimensions of their first tensors, summed."""
         self.tokens, self.squared = NO_TOKENS, 0
         """What the loop told of this step's tokens and of squared lengths, summed over its micro-steps."""
+        self.names: list[str] = []
+        """Names of phases, in the order of first use."""
+        self._named, self._depth = "", 0
+        """The named phase that runs, and how deep the loop is in such phases."""
         self.synced = self.stepped = False
         """Whether this step reduces gradients, and whether an optimizer stepped in it."""
         self.elsewhere = self.astray = 0
@@ -104,6 +112,38 @@ class Phases:
         self.synced = self.stepped = False
         self.inside = True
         self._calls = self._backwards = self._last = 0
+        self._named, self._depth = "", 0
+
+    def enter_named(self, name: str) -> str:
+        """Begin a phase that the loop names. Returns why it is left out, or nothing."""
+        if threading.get_ident() != self._thread:
+            return "it is called by the thread that runs step()"
+        self._depth += 1
+        if self._depth > 1:
+            return "phases do not nest"
+        if not self.inside:
+            return "it is called inside step()"
+        if not name.strip():
+            return "its name is a text"
+        if name not in self.names:
+            if len(self.names) == NAMES_MAX:
+                return f"a loop has {NAMES_MAX} names at most"
+            self.names.append(name)
+        self._named = name
+        self._mark_named(NAMED)
+        return ""
+
+    def leave_named(self) -> None:
+        """Leave such a phase, which ends if it lies in no other; its step may have ended before."""
+        if threading.get_ident() == self._thread:
+            self._depth = max(0, self._depth - 1)
+            if self._named and not self._depth:
+                self._mark_named(NAMED + 1)
+                self._named = ""
+
+    def _mark_named(self, kind: int) -> None:
+        if self.inside and self._marking:
+            self.marks.append((kind + 2 * self.names.index(self._named), self._stamp()))
 
     def add_tokens(self, count: int, squared: int) -> None:
         """So many tokens more in this step, and so much more of squared lengths."""

@@ -32,7 +32,7 @@ from scaling.worker.probe.baseline import Step
 from scaling.worker.probe.follow import follow
 from scaling.worker.probe.live import Live, Log
 from scaling.worker.probe.recording import Options, Recording
-from scaling.worker.probe.steps import StepContext, as_count
+from scaling.worker.probe.steps import NAME_MAX, StepContext, as_count
 
 SWITCH = "SCALING_PROBE"
 RUN_DIR = "SCALING_RUN_DIR"
@@ -41,9 +41,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 LOOKED = 2
 """Steps in which the models are looked for, where none is given."""
-NAME_MAX = 200
-"""Characters of a model's name in reports."""
-
 _open: weakref.WeakSet[Probe] = weakref.WeakSet()
 
 
@@ -244,6 +241,21 @@ class Probe:
         """
         if recording := self._active:
             recording.steps.tokens(count, squared)
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """Put this around a part of a step, such as its rollout, for a time, waits and a late rank of its own.
+
+        Phases do not nest. A rank may enter one several times in a step, or not at all: its time is the sum.
+        """
+        return StepContext(lambda: self._enter_phase(name), self._leave_phase, self._end_by)
+
+    def _enter_phase(self, name: Any) -> None:
+        if recording := self._active:
+            recording.steps.enter_phase(name)
+
+    def _leave_phase(self, _failed: bool) -> None:
+        if recording := self._active:
+            recording.steps.leave_phase()
 
     @contextlib.contextmanager
     def pause(self, name: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scaling.plain import one_line
 from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import Unseen
@@ -19,6 +20,8 @@ from scaling.worker.probe.pauses import Pauses
 from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.track import Track
 
+NAME_MAX = 200
+"""Characters of a name in reports: of a model, a pause or a phase."""
 MOST = 2**48
 """A rank's step has fewer; a larger number is a mistake, and might not fit into the records."""
 
@@ -117,6 +120,17 @@ class Steps:
         except ValueError as error:
             self._say(f"tokens() is left out: {error}")
 
+    def enter_phase(self, name: Any) -> None:
+        """Begin a named phase of the step that runs. What cannot be one is said once and left out."""
+        text = one_line(name)[:NAME_MAX] if isinstance(name, str) else ""
+        why = "" if self.aside else self._phases.enter_named(text)
+        if why:
+            self._say(f"phase() is left out: {why}")
+
+    def leave_phase(self) -> None:
+        """Leave it."""
+        self._phases.leave_named()
+
     def _paused(self) -> bool:
         """Whether the loop did something else since the last step: another forward, or a far longer gap than usual."""
         phases = self._phases
@@ -138,7 +152,7 @@ class Steps:
 
 
 class StepContext:
-    """What step() returns each time, so that entering a step makes no object. `failed` is told what fails in it."""
+    """What step() returns each time, so that entering it makes no object; and phase(). `failed` is told of errors."""
 
     def __init__(
         self,

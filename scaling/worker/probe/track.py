@@ -19,7 +19,7 @@ from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.strategy import BUFFERS, Detail, Edges, Take, Taken, Wait
 from scaling.worker.parallel.waits import Waits
 from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
-from scaling.worker.probe.marks import Marks, behind, step_row
+from scaling.worker.probe.marks import Marks, behind, named_times, step_row
 from scaling.worker.probe.phases import Phases
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 13, 24
@@ -227,6 +227,7 @@ class Track:
         planned, resolve = block.planned, self._clock.resolve
         steps: list[AnyStepRow] = []
         collectives: list[list[CollectiveRow]] = []
+        named: dict[str, tuple[int, int]] = {}
         for row in block.rows:
             begin, end, *times = resolve([row.begin, row.end, *(token for _, token in row.marks)])
             if not planned.stamped:
@@ -240,6 +241,11 @@ class Track:
                 self.blind += 1
                 return None
             steps.append(step._replace(tokens=row.tokens, squared=row.squared))
+            waited = [*((wait.begin, wait.end) for wait in waits), *(behind(marks) if behind_it else ())]
+            for place, spent in named_times(marks, end, waited).items():
+                name = self._phases.names[place]
+                ns, wait_ns = map(sum, zip(spent, named.get(name, (0, 0)), strict=True))
+                named[name] = (ns, wait_ns)
             if planned.detailed and not self._withheld:
                 done = [resolve_collective(self._clock, call) for call in row.collectives]
                 rows = [call._replace(done_ns=_done(call, step)) for call in done]
@@ -257,6 +263,7 @@ class Track:
             accumulation=block.micro_steps,
             lead_in=0,
             steps=len(steps),
+            phases=named,
             **block.usage.fields(),
             **(block.waits.claims.traffic()._asdict() if planned.stamped else {}),
         )

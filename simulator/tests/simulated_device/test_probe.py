@@ -7,12 +7,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 from scaling.analysis.decompose.quantities import Sent
 from scaling.cli.pipeline import rebuild
 from scaling.records.paths import RunFolder
-from scaling_simulator.device import configure, line, set_cost, set_link, set_wire
+from scaling_simulator.device import configure, line, set_cost, set_link, set_wire, sleep_us
 from simulated_device import ranks
 from simulated_device.test_sharded import blocks
 
@@ -100,3 +101,38 @@ def test_copies_reduce_over_the_other_axis(tmp_path):
     assert kinds["all_reduce"].bytes == size // 2
     assert kinds["all_reduce"].transfer_ms.value == pytest.approx(wire_ms(kinds["all_reduce"]), rel=0.01)
     assert kinds["reduce_scatter"].communicator == "shard"
+
+
+ROLLOUT_US = 20_000
+
+
+def rollouts(rank, world, folder=""):
+    """Steps with two named phases, of which the later ranks' rollouts take longer on their streams."""
+    configure(launch_us=5, math=False)
+    set_link(line(LATENCY_US, GB_S))
+    set_cost(COST_US, *PRODUCTS)
+    net = DistributedDataParallel(blocks(count=COUNT).to("sim"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, foreach=False)
+    inputs = torch.ones(8, 64, device="sim")
+    with Probe(net, run_dir=folder) as probe:
+        for _ in range(STEPS):
+            with probe.step():
+                with probe.phase("rollout"):
+                    sleep_us(ROLLOUT_US * (1 + rank))
+                with probe.phase("update"):
+                    net(inputs).pow(2).mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    dist.barrier()
+
+
+def test_a_named_phase_takes_what_its_stream_does(tmp_path):
+    ranks.run(rollouts, 2, folder=str(tmp_path / "own"))
+    (point,) = rebuild(RunFolder(tmp_path / "own")).analysis.points
+    rollout, update = point.phases
+    assert rollout.ms.value == pytest.approx(1.5 * ROLLOUT_US / 1e3, rel=0.01)
+    assert (rollout.late_rank, update.late_rank) == (1, None)
+    assert rollout.late_ms.value == pytest.approx(ROLLOUT_US / 1e3, rel=0.01)
+    assert (point.straggler.rank, point.straggler.phase) == (1, "rollout")
+    assert update.waits_ms.value > ROLLOUT_US / 2e3
+    assert point.parts_ms.host.value == pytest.approx(rollout.ms.value, rel=0.05)

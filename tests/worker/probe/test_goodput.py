@@ -14,6 +14,8 @@ from worker.probe.restarted import STEPS, attempts
 import scaling
 from scaling.cli.pipeline import rebuild
 from scaling.records.paths import RunFolder
+from scaling.settings.schedule import PLAIN
+from scaling.worker.probe.loop_file import round_of
 
 pytestmark = pytest.mark.measures
 
@@ -54,17 +56,33 @@ def trained(tmp_path_factory):
     return point, attempts(folder)
 
 
+def counted_s(noted):
+    """What the steps that counted took by the training's own notes: of each attempt, those up to the next one's first.
+
+    An attempt's steps take the mean of those that the probe leaves alone: plain ones, but the last of a block, behind
+    which it works.
+    """
+    firsts = [attempt.steps[0][0] for attempt in noted]
+    total = 0.0
+    for attempt, (first, following) in zip(noted, pairwise([*firsts, STEPS + 1]), strict=True):
+        blocks = [
+            block for slot in range(len(attempt.steps)) for block in round_of(slot) if block.arm == PLAIN
+        ]
+        alone = {step for block in blocks for step in range(block.first, block.first + block.steps - 1)}
+        took = [seconds for k, (_, _, seconds, _) in enumerate(attempt.steps) if k in alone]
+        total += (following - first) * sum(took) / len(took)
+    return total
+
+
 def test_the_share_is_the_training_s_own_arithmetic(trained):
     point, noted = trained
     goodput = point.goodput
     assert (goodput.launches, goodput.steps) == (len(noted), STEPS)
     assert len(noted) == len(KILLED_AT) + 1
-    counted_s = {step: took for attempt in noted for step, _, took, _ in attempt.steps}
     wall_s = noted[-1].steps[-1][1] - noted[0].began
     started_s = goodput.wall_s - wall_s  # what the first process took to import torch
     assert 0 < started_s < goodput.start_up_s
-    usual = sorted(counted_s.values())[STEPS // 20 : -STEPS // 20]  # without warm-up and disturbances
-    assert goodput.share * goodput.wall_s == pytest.approx(STEPS * sum(usual) / len(usual), rel=0.02)
+    assert goodput.share * goodput.wall_s == pytest.approx(counted_s(noted), rel=0.02)
 
 
 def test_the_parts_are_those_of_the_training_and_add_up(trained):

@@ -8,16 +8,19 @@ import pytest
 
 from scaling.records.format import SLOTS_WHOLE, StepRow, generation
 from scaling.settings.schedule import PLAIN, PROBE
+from scaling.worker.parallel.strategy import BUFFERS, Wait
 from scaling.worker.probe.live import summary
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of, slot_of
 from scaling.worker.probe.marks import (
     BACKWARD,
     COMPUTE_END,
     FORWARD,
+    NAMED,
     NEXT_MODEL,
     OPTIMIZER,
     OPTIMIZER_END,
     SYNC_END,
+    named_times,
     step_row,
 )
 
@@ -135,6 +138,31 @@ def test_before_the_forward_of_another_model_its_batch_is_fetched():
         (SYNC_END, 170),
     )
     assert (found["input_ns"], found["forward_ns"], found["optimizer_ns"]) == (10 + 20, 10 + 5, 10)
+
+
+ROLLOUT, UPDATE = NAMED, NAMED + 2
+"""Begins of the first two phases that a loop names; the next number is the end of each."""
+TRAINED = ((FORWARD, 150), (BACKWARD, 160), (COMPUTE_END, 180), (SYNC_END, 190))
+
+
+def test_a_named_phase_is_none_of_the_four_whatever_it_calls():
+    rollout = ((ROLLOUT, 105), (FORWARD, 110), (FORWARD, 120), (ROLLOUT + 1, 145))
+    row = step_row(100, (*rollout, *TRAINED), 200, [Wait(BUFFERS, 112, 115)])
+    assert (row.input_ns, row.forward_ns, row.backward_ns, row.optimizer_ns) == (5 + 5, 10, 30, 0)
+    assert (row.buffer_wait_ns, row.host_wait_ns) == (0, 3)
+    assert named_times((*rollout, *TRAINED), 200, [(112, 115)]) == {0: (40, 3)}
+
+
+@pytest.mark.parametrize("end", [155, 195], ids=["with a forward", "with a backward, too"])
+def test_a_named_phase_that_trains_is_in_the_four_as_well(end):
+    marks = sorted([(UPDATE, 145), *TRAINED, (UPDATE + 1, end)], key=lambda mark: mark[1])
+    assert step_row(100, marks, 200) == step_row(100, TRAINED, 200)
+    assert named_times(marks, 200, [(180, 190)]) == {1: (end - 145, 10 if end == 195 else 0)}
+
+
+def test_a_named_phase_that_is_entered_again_is_summed_and_one_that_is_not_left_ends_with_the_step():
+    twice = ((ROLLOUT, 105), (ROLLOUT + 1, 110), (ROLLOUT, 120), (ROLLOUT + 1, 150))
+    assert named_times((*twice, *TRAINED, (UPDATE, 192)), 200, ()) == {0: (35, 0), 1: (8, 0)}
 
 
 def test_a_step_without_a_backward_is_none():
