@@ -51,8 +51,8 @@ class Scratch:
     def path(self) -> Path:
         """The folder. OSError where it cannot be made."""
         if self.kept is None:
-            own = is_own(RunFolder(self.parent))
-            self.kept = TemporaryDirectory(prefix=".tables-", dir=self.parent if own else None)
+            mine = is_own(RunFolder(self.parent))
+            self.kept = TemporaryDirectory(prefix=".tables-", dir=self.parent if mine else None)
         return Path(self.kept.name)
 
 
