@@ -5,13 +5,16 @@ Which commit of the user's code is measured.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.errors import InputError
-from scaling.reading import as_number
+from scaling.reading import RefusedError, as_number
+from scaling.reading import read_json as read_json_value
 from scaling.records.files import check_writable, make_folder, read_json, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder, find_run, named
 from scaling.records.run import locked
@@ -63,9 +66,29 @@ def jobs_of(
         plan = plan_request(request)
         path = request.run_dir or parent or default_folder(plan.id)
         parent = path if multirun else None
+        if multirun:
+            check_room(RunFolder(path), f"run_dir={path}")
         folder = check_folder(path / str(index) if multirun else path)
         jobs.append(Job(request=request, plan=plan, folder=folder))
     return jobs
+
+
+def check_room(into: RunFolder, asked: str, *, study: bool = False) -> None:
+    """InputError where a comparison, or a `study`, would replace files in `into` that this program did not write.
+
+    `asked`: what the user gave. Its own documents have a table of all runs, or points.
+    """
+    document, key = (into.study, "points") if study else (into.comparison, "sweep")
+    pages = (into.study_html,) if study else (into.comparison_md, into.comparison_html)
+    there = [path for path in (*pages, document) if os.path.lexists(path)]
+    if not study:
+        there += sorted(into.path.glob("comparison-*.html"))
+    with contextlib.suppress(OSError, RefusedError):
+        written = read_json_value(document)
+        if isinstance(written, dict) and key in written:
+            return
+    if there:
+        raise InputError(f"{asked}: {there[0].name} is there and would be replaced; name another folder")
 
 
 def check_folder(path: Path) -> RunFolder:
@@ -111,4 +134,6 @@ def begun(path: Path) -> list[tuple[Plan, RunFolder]]:
 def _left_by_create(path: Path) -> bool:
     """Whether `create` leaves such a file when it is killed before it wrote the plan."""
     folder = RunFolder(path.parent)
-    return path in (folder.lock, folder.config) or path.suffix == ".part"
+    if path == folder.config:  # without a lock beside it, it is another program's
+        return folder.lock.exists()
+    return path == folder.lock or (path.name.startswith(".") and path.suffix == ".part")

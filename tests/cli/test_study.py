@@ -51,6 +51,10 @@ def test_runs_are_put_together_and_written_where_it_was_asked(launched, tmp_path
     assert found["study"]["base_world_size"] == 1
     assert found["points"][1]["loss"]["slower_compute"]["value"] > 0
     assert "</html>" in (tmp_path / "study/study.html").read_text()
+    assert main(["study", *runs, "--into", str(tmp_path / "study")]) == 0
+    (tmp_path / "study/study.json").write_text('{"of": "another program"}')
+    refused(capsys, ["study", *runs, "--into", str(tmp_path / "study")], "study.html is there and would be")
+    assert "another program" in (tmp_path / "study/study.json").read_text()
 
 
 def test_json_is_one_document_and_a_study_writes_nothing_by_itself(launched, capsys):
@@ -177,6 +181,10 @@ def test_an_imported_topology_replaces_none(tmp_path, capsys, monkeypatch):
     assert main(["import", "topo", "pair.txt", "--into", "mine"]) == 2
     assert "is there, and is not replaced" in capsys.readouterr().err
     assert file.read_text() == "precious: 1\n"
+    file.unlink()
+    file.symlink_to("on-a-disk-that-is-not-there")
+    assert main(["import", "topo", "pair.txt", "--into", "mine"]) == 2
+    assert file.is_symlink()
 
 
 def test_arguments_are_left_out_by_their_names_and_looks():

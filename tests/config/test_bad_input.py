@@ -348,10 +348,18 @@ def test_a_folder_that_holds_a_run_is_not_touched(tmp_path, monkeypatch, capsys)
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_folder_with_other_things_in_it_is_not_touched(tmp_path, capsys):
-    (tmp_path / "thesis.tex").write_text("")
+@pytest.mark.parametrize("name", ["thesis.tex", "config.yaml", "download.part"])
+def test_a_folder_with_other_things_in_it_is_not_touched(name, tmp_path, capsys):
+    (tmp_path / name).write_text("mine")
     refused(capsys, ["run", f"run_dir={tmp_path}"], "not an empty folder")
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "mine")]
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "comparison.md", "comparison-1.html"])
+def test_no_file_is_replaced_by_the_comparison_of_a_multirun(name, tmp_path, capsys):
+    (tmp_path / name).write_text("[]")
+    sizes = ["topology=local", "topology.device=cpu", "model=synthetic", "batch_per_rank=1,2"]
+    refused(capsys, ["plan", "-m", *sizes, f"run_dir={tmp_path}"], f"{name} is there and would be replaced")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -20,6 +20,7 @@ from scaling.cli.verbs.study import show_study
 from scaling.config.compose import composed
 from scaling.config.schema import check_value
 from scaling.errors import InputError
+from scaling.launchers.jobs import check_room
 from scaling.records import baselines
 from scaling.records import files as codec
 from scaling.records.files import check_writable, make_folder, write_json, write_text
@@ -75,7 +76,7 @@ def main(arguments: list[str]) -> int:
     into = None if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")
-        _require_room(into)
+        check_room(into, f"--into {into.path}")
     prices = _prices(costs, len(folders) + (name is not None))
     if name is not None:
         base = baselines.find(name, folders[0], plans[0])
@@ -185,16 +186,6 @@ def _own_tracking() -> Tracking:
     config = composed([]).tracking
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(Tracking)}
     return Tracking(**{**settings, "tags": tuple(settings["tags"])})
-
-
-def _require_room(into: RunFolder) -> None:
-    """InputError where files would be replaced that no earlier comparison wrote."""
-    files = (into.comparison_md, into.comparison_html, *sorted(into.path.glob("comparison-*.html")))
-    existing = next((path for path in files if path.exists()), None)
-    if existing is not None and not into.comparison.is_file():
-        raise InputError(
-            f"--into {into.path}: {existing.name} is there and would be replaced; name another folder"
-        )
 
 
 def _kept(name: str, folder: RunFolder, plan: Plan) -> int:

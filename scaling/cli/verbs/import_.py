@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
     target = None
     if imported.yaml is not None:
         target = _folder(Path(given.into or "conf")) / f"{name}.yaml"
-        if target.exists() and _read(target) != imported.yaml:
+        if os.path.lexists(target) and _read(target) != imported.yaml:
             raise InputError(f"{target}: is there, and is not replaced; give another --name, or move it away")
         make_folder(target.parent, f"--into {given.into or 'conf'}")
         write_text(target, imported.yaml)

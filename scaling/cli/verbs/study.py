@@ -13,6 +13,7 @@ from scaling.analysis.study.study import make_study, runs_at, study_at
 from scaling.cli.output import print_json, say
 from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError, while_reading
+from scaling.launchers.jobs import check_room
 from scaling.reading import read_text
 from scaling.records.files import check_writable, encode, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, named
@@ -40,6 +41,8 @@ def main(arguments: list[str]) -> int:
     into = launched if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")
+    if into is not launched and into is not None:
+        check_room(into, f"--into {into.path}", study=True)
     analysis, plan = make_study(folders) if launched is None else study_at(launched)
     return show_study(analysis, plan, Console(), as_json=given.json, verbose=given.verbose, into=into)
 

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -54,7 +54,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _quiet(method: Method) -> Method:
-    """An entry from the training, which never raises: where it fails, the probe stops. `__enter__` returns it."""
+    """An entry from the training, which never raises: where it fails, the probe stops, and `with` goes on."""
 
     @functools.wraps(method)
     def call(self: Probe, *args: Any, **named: Any) -> Any:
@@ -62,9 +62,8 @@ def _quiet(method: Method) -> Method:
             return method(self, *args, **named)
         except Exception as error:  # noqa: BLE001  # the training does not depend on it
             self._end_by(error)
-            return (
-                self if method.__name__ == "__enter__" else None
-            )  # from `__exit__` it would end what was raised
+            # of `__exit__` nothing, which lets pass what was raised
+            return {"__enter__": self, "pause": _NOTHING}.get(method.__name__)
 
     return cast("Method", call)
 
@@ -211,10 +210,12 @@ class Probe:
     def step(self) -> contextlib.AbstractContextManager[Any]:
         """Put this around one training step, from the forward to the optimizer, or around each micro-step."""
         if self._outermost is not None:
-            self._look(self._outermost)
+            try:
+                self._look(self._outermost)
+            except Exception as error:  # noqa: BLE001  # the training does not depend on it
+                self._end_by(error)
         return self._step if self._on else _NOTHING
 
-    @_quiet
     def _look(self, outermost: Outermost) -> None:
         """Follow what was called in the first two steps, on every rank from the third one on."""
         self._looked += 1
@@ -257,18 +258,19 @@ class Probe:
         if recording := self._active:
             recording.steps.leave_phase()
 
-    @contextlib.contextmanager
-    def pause(self, name: str) -> Iterator[None]:
+    @_quiet
+    def pause(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Put this around what the loop does beside training, such as a validation: how long that takes is reported.
 
         It is counted as part of no step. Saving by torch.save and torch.distributed.checkpoint is recognised without.
         """
-        with contextlib.ExitStack() as stack:
-            if recording := self._active:
-                with let_go():
-                    named = recording.steps.pauses.named(one_line(str(name))[:NAME_MAX])
-                    stack.enter_context(named)
-            yield
+        if not (recording := self._active):
+            return _NOTHING
+        pauses, stack = recording.steps.pauses, contextlib.ExitStack()
+        kind = one_line(str(name))[:NAME_MAX]
+        return StepContext(
+            lambda: stack.enter_context(pauses.named(kind)), lambda _failed: stack.close(), self._end_by
+        )
 
     @_quiet
     def _lap(self, kind: str) -> None:

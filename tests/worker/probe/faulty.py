@@ -9,6 +9,7 @@ places a signal comes, whose handler raises: that has to reach the training.
 from __future__ import annotations
 
 import collections
+import copy
 import errno
 import hashlib
 import io
@@ -30,7 +31,9 @@ from scaling import Probe
 
 ROOT = str(Path(scaling.__file__).parent)
 DOOR = str(Path(ROOT) / "worker/parallel/guard.py")
-STEPS, BEFORE_BASELINE = 28, 17
+STEPS, BEFORE_BASELINE, BEFORE_SAVE = 28, 17, 22
+KINDS = ("ddp", "fsdp", "found")
+"""A model that the Probe is given, DDP's or a sharded one, and one of DDP that it finds."""
 PASSED_ON = {"collective", "__getattr__"}
 """Functions of ours that do what the training asked for and nothing else: a reduction, an attribute of its own."""
 UNGUARDED = {"setprofile", "attempt"}
@@ -92,7 +95,7 @@ class Faults:
 def model_of(kind):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2))
-    if kind == "ddp":
+    if kind != "fsdp":
         return DistributedDataParallel(model)
     fully_shard(model[0])
     return fully_shard(model)
@@ -116,7 +119,15 @@ def train(kind, folder, faults):
     if faults is None:
         losses = [step(model) for _ in range(STEPS)]
     else:
-        with Probe(model, run_dir=folder, name="faulty", batch=4, live=True) as probe:
+        given = None if kind == "found" else model
+        options = {
+            "run_dir": folder,
+            "name": "faulty",
+            "batch": 4,
+            "live": True,
+            "log": lambda _figures: None,
+        }
+        with Probe(given, **options) as probe:
             for index in range(STEPS):
                 if index == BEFORE_BASELINE:
                     state = generator.get_state()
@@ -124,12 +135,15 @@ def train(kind, folder, faults):
                         lambda module: module(torch.ones(4, 8)).sum().backward(), rounds=1, steps=1
                     )
                     generator.set_state(state)
+                if index == BEFORE_SAVE:
+                    with probe.pause("a copy"):
+                        torch.save(copy.deepcopy(model.state_dict()), io.BytesIO())
                 with probe.step():
                     losses.append(step(model))
                     probe.tokens(4)
     sys.setprofile(None)
     saved = io.BytesIO()
-    torch.save(model.module if kind == "ddp" else model.state_dict(), saved)
+    torch.save(model.state_dict() if kind == "fsdp" else model.module, saved)
     weights = [p.to_local() if kind == "fsdp" else p for p in model.parameters()]
     return [losses, [w.tolist() for w in weights], hashlib.sha256(saved.getvalue()).hexdigest()]
 
@@ -180,7 +194,7 @@ def main():
     torch.save(warm, io.BytesIO())
     told = {}
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in ("ddp", "fsdp"):
+    for kind in KINDS:
         without = in_child(kind, folder / f"{kind}-without", None)[0]
         outcome, calls, _ = in_child(kind, folder / f"{kind}-whole", Faults())
         tried = [(place, 1) for place in calls] + [(p, n // 2 + 1) for p, n in calls.items() if n > 2]

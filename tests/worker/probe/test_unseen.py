@@ -27,7 +27,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.gloo_ranks import run_ranks
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -178,11 +183,15 @@ CASES = {
 }
 
 
-def outcome(case, run_dir, module=net):
-    """Losses before and after, and what the case gave; `run_dir`: with a Probe that records there."""
+def outcome(case, run_dir, *, found=False):
+    """Losses before and after, and what the case gave; `run_dir`: with a Probe that records there.
+
+    `found`: the Probe is not told the model.
+    """
     torch.manual_seed(0)
-    model = DistributedDataParallel(module())
-    with Probe(model, run_dir=run_dir) if run_dir else contextlib.nullcontext() as probe:
+    model = DistributedDataParallel(net())
+    given = None if found else model
+    with Probe(given, run_dir=run_dir) if run_dir else contextlib.nullcontext() as probe:
         step = probe.step if probe else contextlib.nullcontext
         before = trained(model, step=step)
         with step():
@@ -190,9 +199,10 @@ def outcome(case, run_dir, module=net):
         return [before, given, trained(model, step=step)]
 
 
+@pytest.mark.parametrize("found", [False, True], ids=["given", "found"])
 @pytest.mark.parametrize("case", CASES)
-def test_with_a_probe_it_is_what_it_is_without(case, tmp_path):
-    with_probe, without = (str(outcome(CASES[case], run)) for run in (tmp_path / "run", None))
+def test_with_a_probe_it_is_what_it_is_without(case, found, tmp_path):
+    with_probe, without = (str(outcome(CASES[case], run, found=found)) for run in (tmp_path / "run", None))
     assert with_probe == without
     assert (tmp_path / "run/launches/0/rank-0.jsonl").exists()
 
@@ -230,7 +240,14 @@ def test_a_sharded_module_has_the_same_state_and_losses(tmp_path):
             losses = trained(model, step=probe.step if probe else contextlib.nullcontext)
             hooks = [len(one._forward_pre_hooks) for one in model.modules()]
             states = model.state_dict(), get_model_state_dict(model)
-        return [losses, hooks, [{k: v.to_local().tolist() for k, v in s.items()} for s in states]]
+            optimizer = torch.optim.AdamW(model.parameters())
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+            set_state_dict(model, optimizer, model_state_dict=whole[0], optim_state_dict=whole[1])
+            after = trained(model)
+        local = [{k: v.to_local().tolist() for k, v in s.items()} for s in states]
+        return [losses, hooks, local, saved(whole), after]
 
     assert run(tmp_path / "run") == run(None)
 
@@ -603,7 +620,7 @@ def test_whatever_call_of_the_probe_fails_the_training_is_the_same(tmp_path):
     (told,) = run_ranks(
         Path(__file__).with_name("faulty.py"), 1, tmp_path / "store", tmp_path / "runs", SHARE
     )
-    for kind in ("ddp", "fsdp"):
+    for kind in ("ddp", "fsdp", "found"):
         assert told[kind]["equal"]
         assert told[kind]["recorded"]
         assert told[kind]["places"] > 400
