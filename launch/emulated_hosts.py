@@ -1,8 +1,9 @@
 """Hosts on one machine, joined by links of a given rate; one command runs in each.
 
-    unshare --user --map-root-user --net --mount python emulated_hosts.py network.json
+    unshare --user --map-root-user --net --mount python emulated_hosts.py network.json [DIGEST]
 
-network.json:
+DIGEST: the begin of the SHA-256 of the file's content with sorted keys; another content is then not followed, since
+others may have put it there. network.json:
 
     {"hosts": [{"name": "host0", "address": "10.77.0.1", "rate_bit_s": 200000000, "command": ["torchrun"],
                 "env": {"GLOO_SOCKET_IFNAME": "eth0"}, "log": "torchrun-0.txt"}, ...],
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import importlib
 import json
 import math
@@ -217,6 +219,11 @@ def change_rates(file: Path, rates: dict[str, int | None], namespaces: dict[str,
         print(f"emulated_hosts: rates not changed: {problem!r}", file=sys.stderr, flush=True)
 
 
+def no_link(path: str, flags: int) -> int:
+    """Open a log; a link that others put in its place is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
 def start(host: Host, namespace: int) -> subprocess.Popen[bytes]:
     """Start a host's command in its network namespace, in a new session and process group."""
 
@@ -226,7 +233,7 @@ def start(host: Host, namespace: int) -> subprocess.Popen[bytes]:
 
     with (
         making(f"a process for {host.name}", "check its command and its log"),
-        Path(host.log).open("wb") as log,
+        open(host.log, "wb", opener=no_link) as log,
     ):
         return subprocess.Popen(
             host.command,
@@ -274,13 +281,15 @@ def shell_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def read(file: Path) -> tuple[list[Host], dict[str, Any]]:
-    """Return the hosts of network.json, and its whole content."""
+def read(file: Path, digest: str = "") -> tuple[list[Host], dict[str, Any]]:
+    """Return the hosts of network.json, and its whole content, which has to have the digest where one is given."""
     network = json.loads(file.read_text())
+    if digest and hashlib.sha256(json.dumps(network, sort_keys=True).encode()).hexdigest()[:16] != digest:
+        raise UnavailableError(f"{file}: was replaced after the launch began, and is not followed")
     return [Host(**host) for host in network["hosts"]], network
 
 
-def first_process(file: Path, parent: int) -> int:
+def first_process(file: Path, hosts: list[Host], grace_s: float, parent: int) -> int:
     """Make the network and run the commands, as the PID namespace's first process."""
     libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if select.select([parent], [], [], 0)[0]:
@@ -288,14 +297,14 @@ def first_process(file: Path, parent: int) -> int:
     # Mount the /proc of this PID namespace, since tools read /proc/<pid>. Containers that mask parts of /proc refuse.
     with contextlib.suppress(OSError):
         libc("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
-    hosts, network = read(file)
-    return supervise(file, hosts, network["grace_s"], build(hosts))
+    return supervise(file, hosts, grace_s, build(hosts))
 
 
-def main(file: Path) -> int:
+def main(file: Path, digest: str = "") -> int:
     """Start the first process in new namespaces, pass signals on to it and return its status."""
     libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != read(file)[1].get("caller_pid", os.getppid()):
+    hosts, network = read(file, digest)
+    if os.getppid() != network.get("caller_pid", os.getppid()):
         return 128 + signal.SIGKILL  # the caller died before the line above
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with making("namespaces", f"start it as root or with: {COMMAND}"):
@@ -304,7 +313,7 @@ def main(file: Path) -> int:
     parent = os.pidfd_open(os.getpid())
     child = os.fork()
     if child == 0:
-        return first_process(file, parent)
+        return first_process(file, hosts, network["grace_s"], parent)
     while True:
         number = signal.sigwait(SIGNALS)
         if number != signal.SIGCHLD:
@@ -315,7 +324,7 @@ def main(file: Path) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(Path(sys.argv[1])))
+        sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
     except UnavailableError as problem:
         print(f"emulated_hosts: {problem}", file=sys.stderr)
         sys.exit(os.EX_UNAVAILABLE)

@@ -184,11 +184,12 @@ class Emulated(Launcher):
                     "log": str(request.launch.agent_log(host).absolute()),
                 }
             )
-        script = str(resources.folder("launch") / "emulated_hosts.py")
+        network = {"hosts": hosts, "grace_s": GRACE_S, "caller_pid": os.getpid()}
+        script, file = str(resources.folder("launch") / "emulated_hosts.py"), request.launch.fabric.absolute()
         return Command(
-            argv=(*_UNSHARE, sys.executable, script, str(request.launch.fabric.absolute())),
+            argv=(*_UNSHARE, sys.executable, script, str(file), digest_of(network)),
             env={},
-            network={"hosts": hosts, "grace_s": GRACE_S, "caller_pid": os.getpid()},
+            network=network,
             hosts=len(shares),
             ranks=topology.started(request.ranks),
             blamed=blamed,

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from support.processes import NO_NAMESPACES, user_namespaces, wait_until
 
+from scaling.records.encoding import digest_of
+
 SCRIPT = Path(__file__).parents[2] / "launch" / "emulated_hosts.py"
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
 PAYLOAD_SHARE = 1448 / 1514
@@ -312,6 +314,25 @@ def test_commands_get_their_environment_and_log(network: Network) -> None:
     assert status == 0
     assert sorted(line["host"] for line in lines) == ["host0", "host1", "host2"]
     assert network.log(2) == f"out 2 {os.environ['PATH']}\nerr\n"
+
+
+@pytest.mark.launch
+@needs_network
+def test_what_others_put_in_the_place_of_its_files_is_not_followed(network: Network) -> None:
+    network.write([["true"]])
+    network.command.append(digest_of(json.loads(network.file.read_text())))
+    assert network.run()[0] == 0
+    network.write([["touch", str(network.folder / "ran")]])
+    status, _, err = network.run()
+    assert (status, err.count("\n")) == (os.EX_UNAVAILABLE, 1)
+    assert "was replaced after the launch began" in err
+    network.command.pop()
+    (network.folder / "0.txt").unlink()
+    (network.folder / "0.txt").symlink_to(network.folder / "diary")
+    (network.folder / "diary").write_text("mine")
+    assert network.run()[0] == os.EX_UNAVAILABLE
+    assert (network.folder / "diary").read_text() == "mine"
+    assert not (network.folder / "ran").exists()
 
 
 @pytest.mark.launch
