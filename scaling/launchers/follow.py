@@ -22,7 +22,7 @@ from scaling.launchers.launcher import Command, Progress
 from scaling.launchers.process import end, signals_deferred, start
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import log_text, read_text
-from scaling.records.files import write_json
+from scaling.records.files import remove, write_json
 from scaling.records.launch import Pulse, has_beaten, has_moved, has_started, read_pulse
 from scaling.records.paths import LaunchFolder
 from scaling.settings.run import Measure
@@ -180,7 +180,8 @@ def _remove_scratch(launch: LaunchFolder) -> None:
             left = link.readlink()
             if left.name.startswith("pymp-") and left.parent == Path(tempfile.gettempdir()):
                 shutil.rmtree(left, ignore_errors=True)
-    shutil.rmtree(launch.torchrun, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove(launch.path, launch.torchrun.name)
 
 
 def _wait(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.launcher import Command, LaunchRequest
 from scaling.launchers.process import end, signals_deferred, start
-from scaling.records.files import write_json
+from scaling.records.files import remove, write_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.plan import Ended, Plan
 
@@ -81,7 +80,8 @@ def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEn
         if process is not None:
             end(process)
         logs.fabric.unlink(missing_ok=True)  # it has the script's arguments as they were given
-        shutil.rmtree(logs.torchrun, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(logs.path, logs.torchrun.name)
     if late:
         return ScriptEnd(
             status="timeout", error=f"still running after {limit_s:g} s (--time-limit); it was ended"
