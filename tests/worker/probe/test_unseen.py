@@ -27,12 +27,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.gloo_ranks import run_ranks
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -240,14 +235,7 @@ def test_a_sharded_module_has_the_same_state_and_losses(tmp_path):
             losses = trained(model, step=probe.step if probe else contextlib.nullcontext)
             hooks = [len(one._forward_pre_hooks) for one in model.modules()]
             states = model.state_dict(), get_model_state_dict(model)
-            optimizer = torch.optim.AdamW(model.parameters())
-            model(torch.ones(2, 8)).sum().backward()
-            optimizer.step()
-            whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
-            set_state_dict(model, optimizer, model_state_dict=whole[0], optim_state_dict=whole[1])
-            after = trained(model)
-        local = [{k: v.to_local().tolist() for k, v in s.items()} for s in states]
-        return [losses, hooks, local, saved(whole), after]
+        return [losses, hooks, [{k: v.to_local().tolist() for k, v in s.items()} for s in states]]
 
     assert run(tmp_path / "run") == run(None)
 
