@@ -226,8 +226,8 @@ def cost_line(cost: SampleCost) -> str:
     return "; ".join(parts)
 
 
-def comm_line(comm: Comm, rate_source: str) -> str:
-    """What a step sends, at which bandwidth, and how that compares."""
+def comm_line(comm: Comm, rate_source: str, *, disturbed: bool = False) -> str:
+    """What a step sends, at which bandwidth, and how that compares. `disturbed`: by stamps of single collectives."""
     calls = sum(collective.calls for collective in comm.collectives)
     pieces = count(len(comm.buckets), "bucket") if comm.buckets else count(calls, "collective")
     parts = [
@@ -236,7 +236,8 @@ def comm_line(comm: Comm, rate_source: str) -> str:
     if comm.unclaimed_bytes:
         parts.append(f"nobody was seen to wait for {format_bytes(comm.unclaimed_bytes)} of it")
     if comm.busbw_gbit_s:
-        parts.append(f"busbw {quantity(comm.busbw_gbit_s, 'Gbit/s')}")
+        of_which = " (of steps that stamps disturb)" if disturbed else ""
+        parts.append(f"busbw {quantity(comm.busbw_gbit_s, 'Gbit/s')}{of_which}")
     if comm.curve_share:
         parts.append(f"{percent(comm.curve_share)} of the machine's own curve")
     if comm.nominal_share:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 from support.traces import SHARED
@@ -24,6 +26,19 @@ def named(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param) / "run"
     shutil.copytree(RECORDS / request.param, folder, copy_function=shutil.copyfile)
     return request.param, derive(RunFolder(folder))[0].analysis
+
+
+def test_a_page_says_of_what_stamps_disturb_that_they_do(tmp_path):
+    source = RECORDS / "ownlate"
+    if not source.is_dir():
+        pytest.skip(f"no {source}: records of two NCCL ranks (SCALING_SHARED_DATA names the folder)")
+    folder = tmp_path / "run"
+    shutil.copytree(source, folder, copy_function=shutil.copyfile)
+    command = [sys.executable, "-m", "scaling", "analyze", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    for name in ("report.html", "report.md"):
+        assert "(of steps that stamps disturb)" in (folder / name).read_text(encoding="utf-8")
+    assert "Stamps of collectives disturb it" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_nothing_rests_on_stamps_that_were_not_shown_to_leave_the_step_alone(named):

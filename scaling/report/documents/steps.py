@@ -98,10 +98,9 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
     if point.loader is not None:
         yield Line(name="batches", text=findings.loader_line(point.loader))
     if point.comm is not None:
-        details = analysis.quality.details
-        moved = point is analysis.points[-1] and details is not None and details.disturbs
-        why = "; the bandwidth is of steps that stamps disturb" if moved and point.comm.busbw_gbit_s else ""
-        yield Line(name="gradients", text=f"{findings.comm_line(point.comm, rate_source)}{why}")
+        disturbed = _disturbed(analysis, point.world_size)
+        sent = findings.comm_line(point.comm, rate_source, disturbed=disturbed)
+        yield Line(name="gradients", text=sent)
     if point.memory != PeakMemory():
         yield Line(name="memory", text=findings.memory_line(point.memory, analysis.run.device))
     if analysis.roofline is not None and point.mfu is not None:
@@ -116,10 +115,19 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
 
 def page(analysis: Analysis, plan: Plan, timelines: Sequence[Timeline]) -> Iterator[Section]:
     """One typical step of each world size, the mean parts, and what a step sends."""
-    typical = tuple(Figure(plot=timeline(t), title=text.ranks(t.world_size)) for t in timelines)
+    typical = tuple(
+        Figure(plot=timeline(t, disturbed=_disturbed(analysis, t.world_size)), title=text.ranks(t.world_size))
+        for t in timelines
+    )
     yield Section(title="one typical step", blocks=typical, on=PAGE)
     yield Section(title="parts of a step", blocks=_parts(analysis), on=PAGE)
     yield Section(title="communication", blocks=_communication(analysis, plan), on=PAGE)
+
+
+def _disturbed(analysis: Analysis, world_size: int) -> bool:
+    """Whether stamps of single collectives disturb the step at this world size; known of the largest one."""
+    details = analysis.quality.details
+    return details is not None and details.disturbs and world_size == analysis.points[-1].world_size
 
 
 def _parts(analysis: Analysis) -> tuple[Block, ...]:
@@ -142,7 +150,10 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
     """What a step sends, and where its buckets lie on the link's curve."""
     with_comm = {p.world_size: p.comm for p in analysis.points if p.comm}
     source = plan.spec.topology.link.source
-    sentences = [f"{text.ranks(n)}: {findings.comm_line(comm, source)}" for n, comm in with_comm.items()]
+    sentences = [
+        f"{text.ranks(n)}: {findings.comm_line(comm, source, disturbed=_disturbed(analysis, n))}"
+        for n, comm in with_comm.items()
+    ]
     largest = with_comm[max(with_comm)] if with_comm else None
     curves = []
     for level in analysis.fabric.levels:

@@ -76,8 +76,11 @@ def _ends(names: Sequence[str], rows: Sequence[dict[str, Measured]]) -> list[Jso
     )
 
 
-def timeline(step: Timeline) -> Plot | None:
-    """A typical step: for every rank its phases, and below them the buckets on the link."""
+def timeline(step: Timeline, *, disturbed: bool = False) -> Plot | None:
+    """A typical step: for every rank its phases, and below them the buckets on the link.
+
+    `disturbed`: stamps of single collectives make it another step than one without them.
+    """
     spans = step.spans
     if not spans:
         return None
@@ -97,7 +100,8 @@ def timeline(step: Timeline) -> Plot | None:
     return Plot(
         name=slug("timeline", step.world_size),
         label=f"Timeline of one typical step of {text.ranks(step.world_size)}: its phases, and its buckets or units",
-        caption=f"The step whose length is nearest to the mean. Buckets in two rows overlap in time.{_which(step)}",
+        caption="The step whose length is nearest to the mean. Buckets in two rows overlap in time."
+        f"{' Stamps of collectives disturb it: without them it is another step.' if disturbed else ''}{_which(step)}",
         height_px=60 + 40 * len(lanes),
         data=data,
         layout=drawn,
