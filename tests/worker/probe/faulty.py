@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -38,8 +39,8 @@ PASSED_ON = {"collective", "__getattr__"}
 """Functions of ours that do what the training asked for and nothing else: a reduction, an attribute of its own."""
 UNGUARDED = {"setprofile", "attempt"}
 """What this script does, and the guard, whose own entry nothing guards."""
-DROPPED = "tap.py:done:"
-"""Torch calls it where a collective is done, and drops what a signal's handler raises in there."""
+DROPPED = re.compile("tap.py:done:|:done$")
+"""Torch calls `done` where a collective is done, and drops what a signal's handler raises in there or at its call."""
 FAULTS = (
     OSError(errno.ENOSPC, "No space left on device"),
     ValueError("I/O operation on closed file"),
@@ -202,7 +203,7 @@ def main():
         for index, (place, number) in enumerate(tried[::share]):
             fault, signalled = FAULTS[index % len(FAULTS)], (signal.SIGUSR1, signal.SIGINT)[index % 2]
             for what, given, expected in (("faults", fault, without), ("signals", signalled, "interrupted")):
-                if what == "signals" and DROPPED in place:
+                if what == "signals" and DROPPED.search(place):
                     continue
                 name = f"{kind}-{what}-{index}"
                 ended, _, there = in_child(kind, folder / name, Faults(place, number, given))
