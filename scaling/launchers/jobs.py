@@ -80,15 +80,15 @@ def check_room(into: RunFolder, asked: str, *, study: bool = False) -> None:
     """
     document, key = (into.study, "points") if study else (into.comparison, "sweep")
     pages = (into.study_html,) if study else (into.comparison_md, into.comparison_html)
-    there = [path for path in (*pages, document) if os.path.lexists(path)]
+    replaced = [path for path in (*pages, document) if os.path.lexists(path)]
     if not study:
-        there += sorted(into.path.glob("comparison-*.html"))
+        replaced += sorted(into.path.glob("comparison-*.html"))
     with contextlib.suppress(OSError, RefusedError):
         written = read_json_value(document)
         if isinstance(written, dict) and key in written:
             return
-    if there:
-        raise InputError(f"{asked}: {there[0].name} is there and would be replaced; name another folder")
+    if replaced:
+        raise InputError(f"{asked}: {replaced[0].name} is there and would be replaced; name another folder")
 
 
 def check_folder(path: Path) -> RunFolder:

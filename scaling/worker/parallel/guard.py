@@ -98,14 +98,13 @@ def around(inner: Callable[..., Any], replacement: Callable[..., Any]) -> Callab
         def once(*changed: Any, **others: Any) -> Any:
             hidden.__exit__()
             try:
-                result = inner(*changed, **others)
+                done.append(inner(*changed, **others))
             except BaseException as error:
                 raised.append(error)
                 raise
             finally:
                 hidden.__enter__()
-            done.append(result)
-            return result
+            return done[-1]
 
         try:
             with hidden:

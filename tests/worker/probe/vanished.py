@@ -30,4 +30,7 @@ begin = time.monotonic()
 with contextlib.nullcontext() if alone and int(alone[0]) != rank else Probe(model) as probe:
     model(torch.ones(2, 8)).sum().backward()
     sys.stdout.write(json.dumps([time.monotonic() - begin, probe and probe.run_dir]) + "\n")
-dist.destroy_process_group()
+sys.stdout.flush()
+# Without any Probe, torch 2.13 aborted 5 of 14 such exits: a thread of Gloo drops the last collective's Python objects
+# when the interpreter has begun to end.
+os._exit(0)
