@@ -242,21 +242,6 @@ class Parallel:
         return f"{given or 'the mesh'} does not fit world size {world_size}; {wanted} would{rest}"
 
 
-def every_mesh(world_size: int, tensor_most: int) -> tuple[Parallel, ...]:
-    """All meshes of `world_size` ranks whose layers are divided over `tensor_most` at most, in the order of degrees."""
-    meshes = []
-    for tensor in divisors(world_size):
-        for shard in divisors(world_size // tensor) if tensor <= tensor_most else ():
-            replicate = world_size // tensor // shard
-            if tensor == 1:
-                name = "ddp" if shard == 1 else "fsdp" if replicate == 1 else "hsdp"
-            else:
-                whole = "tp" if shard == 1 else "fsdp_tp"
-                name = whole if replicate == 1 else "hsdp_tp"
-            meshes.append(Parallel(name=name, replicate=replicate, shard=shard, tensor=tensor))
-    return tuple(meshes)
-
-
 def divisors(number: int) -> tuple[int, ...]:
     """What divides a number, in order."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)

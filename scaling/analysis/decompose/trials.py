@@ -47,8 +47,10 @@ ROUND_ROWS = 400_000
 class RunRecords:
     """The records of a run under one strategy. `plan`: of that strategy alone."""
 
-    def __init__(self, tables: Tables, plan: Plan) -> None:
+    def __init__(self, tables: Tables, plan: Plan, *, usable: bool = False) -> None:
+        """`usable`: whether blocks that a decomposition cannot use are left out already."""
         self.tables, self.plan = tables, plan
+        self._is_usable = usable or not plan.kind.followed
         self._trials: dict[tuple[int, frozenset[int]], TrialRecords] = {}
 
     @cached_property
@@ -56,10 +58,14 @@ class RunRecords:
         """The launches that count for each world size."""
         return {t.world_size: counted(self.tables, self.plan, t) for t in self.plan.trials}
 
-    @cached_property
+    @property
     def usable(self) -> RunRecords:
         """What a decomposition is made of: all records, but in an own loop those of whole, evenly spread blocks."""
-        return RunRecords(usable(self.tables, self.plan), self.plan) if self.plan.kind.followed else self
+        return self if self._is_usable else self._thinned  # no cached self: tables go with their last reader
+
+    @cached_property
+    def _thinned(self) -> RunRecords:
+        return RunRecords(usable(self.tables, self.plan), self.plan, usable=True)
 
     def within(self, n: int) -> Tables:
         """The tables of the launches that count for a world size."""

@@ -160,7 +160,7 @@ class Program:
 
         at(launch) = resumed + own            released_k = max over members of at(launch_k)
                      done_j + own, where a stream launches k once the rank's collective j is done
-        done_k     = the channel's, for all that was released before, and for the groups beside it (shared_link.Beside)
+        done_k     = the channel's, for all that was released before, and for the groups beside it (SharedLink)
         resumed    = max(at(wait_k), done_k) + lag_k, but not before at(wait_k)
 
     Times count from where the last rank went on after the last wait of the step before.

@@ -72,8 +72,7 @@ def ring_times(
     """(latency, rest) of an all-reduce of each size over a ring of ranks, ns, S x K.
 
     `levels` from the innermost out. `ranks`: how many of the first ones, or which, by their places: host after host.
-    `beside`: how many times a rank's bytes a host's link carries (shared_link.Placed). NoPathError where the levels do
-    not join the ranks.
+    `beside`: how many times a rank's bytes a host's link carries. NoPathError where the levels do not join the ranks.
     """
     places = np.arange(ranks) if isinstance(ranks, int) else np.asarray(ranks)
     n = len(places)

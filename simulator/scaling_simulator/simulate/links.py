@@ -18,7 +18,6 @@ import math
 from dataclasses import dataclass
 
 from scaling.analysis.network.ring import NoPathError
-from scaling.analysis.network.shared_link import exchanged
 from scaling.analysis.predict.fabrics import (
     DOUBT_SHARE,
     DOUBT_UNKNOWN,
@@ -30,6 +29,7 @@ from scaling.analysis.predict.fabrics import (
 )
 from scaling.settings.parallel import Axis
 from scaling.settings.topology import Level, Link, Topology
+from scaling_simulator.simulate.placed import exchanged
 from scaling_simulator.simulation import LinkCurve
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

@@ -12,7 +12,6 @@ from scaling.analysis.decompose.roofline import EXPLAINS
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
 from scaling.analysis.network.ring import Hops, ring_times
-from scaling.analysis.network.shared_link import place
 from scaling.analysis.predict.change import Linked
 from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabric, named_fabric
 from scaling.analysis.predict.sources import inside_one_host, measured_link
@@ -34,6 +33,7 @@ from scaling_simulator.simulate.ask import (
     sheet,
 )
 from scaling_simulator.simulate.links import SIZES
+from scaling_simulator.simulate.placed import place
 from scaling_simulator.simulation import Chip, KernelTimes, LinkCurve
 
 HOST_CAPACITY_BYTES = 2**40

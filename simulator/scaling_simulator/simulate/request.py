@@ -12,7 +12,7 @@ from scaling.config.run import to_spec
 from scaling.config.schema import Composed
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
-from scaling.settings.parallel import DIVIDED, REST, STRATEGIES, Parallel, every_mesh
+from scaling.settings.parallel import DIVIDED, REST, STRATEGIES, Parallel, divisors
 from scaling.settings.plan import RANKS_MAX
 from scaling.settings.run import Spec
 from scaling.settings.topology import GPU, SIMULATED, SIMULATED_PREFIX
@@ -101,6 +101,21 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
     )
 
 
+def meshes_of(world_size: int, tensor_most: int) -> tuple[Parallel, ...]:
+    """All meshes of `world_size` ranks whose layers are divided over `tensor_most` at most, in the order of degrees."""
+    meshes = []
+    for tensor in divisors(world_size):
+        for shard in divisors(world_size // tensor) if tensor <= tensor_most else ():
+            replicate = world_size // tensor // shard
+            if tensor == 1:
+                name = "ddp" if shard == 1 else "fsdp" if replicate == 1 else "hsdp"
+            else:
+                whole = "tp" if shard == 1 else "fsdp_tp"
+                name = whole if replicate == 1 else "hsdp_tp"
+            meshes.append(Parallel(name=name, replicate=replicate, shard=shard, tensor=tensor))
+    return tuple(meshes)
+
+
 def _every_mesh(spec: Spec, degrees: dict[str, int]) -> tuple[Parallel, ...]:
     """All meshes of the world size with the degrees that were given; layers are divided within a host.
 
@@ -114,7 +129,7 @@ def _every_mesh(spec: Spec, degrees: dict[str, int]) -> tuple[Parallel, ...]:
     given = {name: degree for name, degree in degrees.items() if degree != REST}
     meshes = tuple(
         mesh
-        for mesh in every_mesh(sizes[0], given.get("tensor", spec.topology.ranks_per_host))
+        for mesh in meshes_of(sizes[0], given.get("tensor", spec.topology.ranks_per_host))
         if all(getattr(mesh, name) == degree for name, degree in given.items())
     )
     if not meshes:

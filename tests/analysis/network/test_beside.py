@@ -1,23 +1,18 @@
 """Groups that share a host's link: what each takes alone, what all take together, and steps in which they meet.
 
 Integrals over how many intervals are open.
-
-What collectives put on a host's link, held to a count of who sends what to whom.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.replay import Mark, Program
-from scaling.analysis.network.shared_link import APART, SharedLink, covered, equal_parts, place
-from scaling.settings.parallel import Mesh, every_mesh
-from scaling.settings.topology import Topology
+from scaling.analysis.network.shared_link import APART, SharedLink, covered, equal_parts
 
 HOSTS = SharedLink(hosts=(0, 0, 1, 1))
 PAIRS = ((0, 2), (1, 3))
@@ -161,76 +156,3 @@ def test_stamps_of_a_clock_that_runs_for_long_lose_nothing():
     at = 3e15  # a month, ns
     found = covered(row(at), row(at + 10), row(at - 5), row(at + 7))
     assert found[0, 0] == pytest.approx(7)
-
-
-MIB = 2**20
-
-
-def topology(hosts, per_host, placement="packed"):
-    return Topology(
-        name="t",
-        kind="emulated",
-        hosts=hosts,
-        ranks_per_host=per_host,
-        device="cpu",
-        backend="gloo",
-        placement=placement,
-    )
-
-
-def sent_by_host(groups, where, kind):
-    """Bytes that each host sends to others, of a collective of a MiB in every group: one message after the other."""
-    sent = dict.fromkeys(range(where.hosts), 0.0)
-    for group in groups:
-        n = len(group)
-        if kind == "reduce_scatter":
-            messages = [(a, b, MIB / n) for a, b in itertools.permutations(group, 2)]
-        else:
-            rounds = 2 if kind == "all_reduce" else 1
-            messages = [
-                (group[k], group[(k + 1) % n], MIB / n) for k in range(n) for _ in range(rounds * (n - 1))
-            ]
-        for a, b, size in messages:
-            if where.host_of(a) != where.host_of(b):
-                sent[where.host_of(a)] += size
-    return sent
-
-
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
-@pytest.mark.parametrize("per_host", [1, 2, 4])
-@pytest.mark.parametrize("placement", ["packed", "spread"])
-def test_every_axis_of_every_mesh_of_eight_ranks_loads_a_link_as_its_messages_do(kind, per_host, placement):
-    where = topology(8 // per_host, per_host, placement)
-    for parallel in every_mesh(8, 8):
-        mesh = parallel.mesh(8)
-        for axis in mesh.axes():
-            groups = mesh.axes()[axis]
-            n = len(groups[0])
-            wire = (2 if kind == "all_reduce" else 1) * (n - 1) / n * MIB
-            true = max(sent_by_host(groups, where, kind).values())
-            assert place(groups, where).carried(kind, "gloo") * wire == pytest.approx(true), (mesh, axis)
-
-
-def test_a_strided_axis_has_the_hosts_that_its_ranks_are_on():
-    mesh, where = Mesh(replicate=2, shard=2, tensor=2), topology(2, 4)
-    found = {axis: place(groups, where) for axis, groups in mesh.axes().items()}
-    assert {axis: (one.local, one.hosts) for axis, one in found.items()} == {
-        "replicate": (1, 2),
-        "shard": (2, 1),
-        "tensor": (2, 1),
-    }
-    assert found["replicate"].places == (0, 4)
-    assert found["replicate"].ring == 4  # four pairs of copies over one link
-    assert not found["shard"].across
-
-
-def test_a_part_of_the_shards_has_a_placement_of_its_own():
-    mesh, where = Mesh(shard=8), topology(2, 4)
-    assert not place(((0, 1, 2, 3), (4, 5, 6, 7)), where).across
-    assert place(mesh.axes()["shard"], where).across
-
-
-def test_on_a_device_a_reduce_scatter_goes_round_a_ring():
-    placed = place(Mesh(shard=4).axes()["shard"], topology(2, 2))
-    assert placed.carried("reduce_scatter", "nccl") == 1
-    assert placed.carried("reduce_scatter", "gloo") == pytest.approx(4 / 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from scaling.errors import InputError
-from scaling.settings.parallel import Mesh, every_mesh
+from scaling.settings.parallel import Mesh
 from scaling.worker.models import language
 from scaling.worker.parallel.tensor import auto_plan, divide
 
@@ -76,7 +77,9 @@ def test_every_mesh_that_divides_layers_is_tried(world, tried):
     """Those of whole layers are in test_strategies."""
     names = {mesh.removesuffix(" tokens") for _, mesh, _ in tried}
     found = {dataclasses.replace(MESHES[name], tensor=min(world, MESHES[name].tensor)) for name in names}
-    assert found == {p.mesh(world) for p in every_mesh(world, world) if p.tensor > 1}
+    degrees = itertools.product((1, 2, 4), (1, 2, 4), (2, 4))
+    meshes = (Mesh(replicate=r, shard=s, tensor=t) for r, s, t in degrees)
+    assert found == {mesh for mesh in meshes if mesh.size == world}
 
 
 @pytest.mark.slow
