@@ -263,6 +263,9 @@ def loaded(code: str, *packages: str) -> set[str]:
     return set(ast.literal_eval(done.stdout.splitlines()[-1].replace("set()", "()")))
 
 
+SLOW = ("torch", "wandb", "plotly", "polars", "scipy", "pandas")
+
+
 def test_no_worker_brings_wandb_or_hydra_into_its_process():
     """Not only what stands in the files: what is there once every module of a worker was imported."""
     names = [m for m in of("worker") if not m.endswith("__main__")]
@@ -273,4 +276,8 @@ def test_no_worker_brings_wandb_or_hydra_into_its_process():
 def test_a_plan_is_shown_without_what_measuring_and_reporting_need():
     """It is what people try first, and try again with every change: half a second."""
     code = "from scaling.cli.main import main; main(['plan', 'topology=emulated_pcie'])"
-    assert loaded(code, "torch", "wandb", "plotly", "polars", "scipy", "pandas") == set()
+    assert loaded(code, *SLOW) == set()
+
+
+def test_a_run_begins_without_what_only_its_report_needs():
+    assert loaded("import scaling.cli.verbs.run", *SLOW, "numpy", "jinja2") == set()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from scaling.analysis import invariants
 from scaling.analysis.about import Ending, quality, run_info
 from scaling.analysis.decompose import own_loop, pauses
 from scaling.analysis.decompose.goodput import with_goodput
@@ -24,7 +25,7 @@ from scaling.analysis.decompose.trials import RunRecords, withheld
 from scaling.analysis.network import cliffs, curve, links, nccl_causes
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.quality import contention, contradictions, details, launches, memory, untracked_traffic
+from scaling.analysis.quality import contention, details, launches, memory, untracked_traffic
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -215,7 +216,7 @@ def _verdicts(
     buffers_share = untracked_traffic.share_in_buffers(tables) if ending.buffers_bytes else 0.0
     for p in points:
         listed = list(
-            contradictions.undecided(listed, contradictions.contradictions(p, buffers_share), p.world_size)
+            invariants.without_contradicted(listed, invariants.contradictions(p, buffers_share), p.world_size)
         )
         listed = list(untracked_traffic.without_late(listed, run.usable.trial(p.world_size)))
     listed = [details.with_reason(v, unused) for v in listed]

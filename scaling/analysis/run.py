@@ -35,7 +35,7 @@ from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
 from scaling.records.run import Status, TrialStatus, read_largest, read_plan, read_status
 from scaling.records.tables import Tables, map_blocks
-from scaling.settings.batch_search import Largest
+from scaling.settings.cases import Largest
 from scaling.settings.environment import NUMA_BOUND
 from scaling.settings.estimate import left_out_lines
 from scaling.settings.plan import TRACE, Plan
@@ -131,6 +131,7 @@ def _ending(
 ) -> Ending:
     """How the launches ended, with the facts from their files other than the records."""
     environment = launches.environment
+    bounds = [bound for record in launches.memories if (bound := record.device_clock_bound_ns) is not None]
     return Ending(
         duration_s=status.duration_s if status else span_ns(tables.blocks) / 1e9,
         launches=len({rank.launch for rank in tables.ranks}),
@@ -149,7 +150,7 @@ def _ending(
         binding=str(environment.facts.get(NUMA_BOUND, "")) if environment else "",
         buffers_bytes=environment.buffers_bytes if environment and not plan.spec.kind.by_cases else 0,
         nccl=_nccl(launches, plan),
-        device_clock_bound_ns=_device_clock_bound_ns(launches),
+        device_clock_bound_ns=max(bounds, default=None),
         stolen=checks.stolen,
     )
 
@@ -208,12 +209,6 @@ def _nccl(launches: Launches, plan: Plan) -> NcclLog | None:
         return None
     logs = (nccl_log.read_files(paths) for paths in launches.nccl_logs())
     return next((log for log in logs if log is not None), None)
-
-
-def _device_clock_bound_ns(launches: Launches) -> int | None:
-    """The largest bound of all ranks; None where none was recorded."""
-    bounds = (record.device_clock_bound_ns for record in launches.memories)
-    return max((bound for bound in bounds if bound is not None), default=None)
 
 
 def _memory(launches: Launches, world_size: int, strategy: int = 0) -> PeakMemory:

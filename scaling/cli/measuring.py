@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from scaling.analysis.results import Analysis, StepHistory
 from scaling.cli.output import warn
 from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
@@ -23,10 +23,11 @@ from scaling.launchers.tryout import promised
 from scaling.records.launch import Environment, Launch
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import Status
-from scaling.report.documents.run import document
-from scaling.report.terminal import draw
 from scaling.settings.estimate import left_out_lines
 from scaling.settings.plan import Plan
+
+if TYPE_CHECKING:
+    from scaling.analysis.results import Analysis, StepHistory
 
 
 def preflight(launch: LaunchFolder, plan: Plan) -> tuple[str, ...]:
@@ -104,6 +105,9 @@ def print_report(
     folder: RunFolder, analysis: Analysis, plan: Plan, console: Console | None = None, *, verbose: bool
 ) -> None:
     """Print a run's answer in five lines, or its whole report, and the path of its page."""
+    from scaling.report.documents.run import document  # noqa: PLC0415
+    from scaling.report.terminal import draw  # noqa: PLC0415
+
     report = document(analysis, plan, report_path=folder.report_html)
     draw(console or Console(), report, verbose=verbose or plan.spec.kind.by_cases)
 

@@ -81,10 +81,6 @@ def _yaml_type(kind: Any) -> Any:
     return schema_of(typing.cast("type[Any]", kind)) if dataclasses.is_dataclass(kind) else kind
 
 
-def _null() -> None:
-    return None
-
-
 NameConfig: Any = dataclasses.make_dataclass("NameConfig", [("name", str, MISSING)])
 
 _CHOSEN: Shape = (NameConfig, NameConfig)
@@ -101,7 +97,7 @@ Config: Any = schema_of(
         "batch_max": None,
         "pipeline": None,
     },
-    also={"batch": (Any, _null), "run_dir": (typing.Optional[str], _null)},  # noqa: UP045
+    also={"batch": (Any, lambda: None), "run_dir": (typing.Optional[str], lambda: None)},  # noqa: UP045
 )
 """What `scaling run` composes: a Spec with groups chosen by name, and `batch`, which is a list or `max`."""
 

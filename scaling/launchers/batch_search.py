@@ -15,7 +15,7 @@ from scaling.reading import RefusedError, parse_json, read_bytes
 from scaling.records.files import write_json, write_text
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import read_largest
-from scaling.settings.batch_search import (
+from scaling.settings.cases import (
     FITS,
     KILLED,
     LAUNCHES_MAX,
@@ -27,8 +27,8 @@ from scaling.settings.batch_search import (
     Largest,
     Try,
     VariantSearch,
+    variants,
 )
-from scaling.settings.cases import variants
 from scaling.settings.plan import Plan
 
 MEMORY_SIGNAL = "SIGKILL"

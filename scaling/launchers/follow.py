@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +132,24 @@ LINGER_S = 4
 """How long the other ranks may take to end after one failed; they look for a failure every 2 s."""
 
 
-def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: Progress) -> LaunchOutcome:
-    """Run one launch to its end. Ctrl-C ends it in order; no process is left running in any case."""
+def follow(
+    command: Command,
+    launch: LaunchFolder,
+    measure: Measure,
+    progress: Progress,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> LaunchOutcome:
+    """Run one launch to its end. Ctrl-C ends it in order; no process is left running in any case.
+
+    `meanwhile` is called while the ranks start, when nothing is measured yet.
+    """
     if command.network is not None:
         write_json(launch.fabric, command.network, private=True)
     process = None
     try:
         with signals_deferred():
             process = start(command, launch)
+        meanwhile()
         vigil = Vigil(
             launch,
             time.monotonic(),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.settings.batch_search import MEASURE
+from scaling.settings.cases import MEASURE
 from scaling.settings.environment import without_secrets
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec

@@ -134,7 +134,15 @@ def _launch(
     earlier = read_text(folder.command, strict=False) if folder.command.exists() else ""
     write_text(folder.command, earlier + describe(command), private=True)
     checked = _checking(plan, launch, max(started.world_sizes), progress, preflight)
-    outcome = follow(command, launch, plan.spec.measure, lambda p: checked({**p, "launch": started.index}))
+    outcome = follow(
+        command,
+        launch,
+        plan.spec.measure,
+        lambda p: checked({**p, "launch": started.index}),
+        lambda: preflight(
+            launch, plan
+        ),  # finds nothing yet, but what it imports is there before ranks measure
+    )
     ended = settled(started, launch, ended=outcome.status == "done")
     content = read_content(launch)
     for line in left_out_lines(plan, content) if content is not None else ():

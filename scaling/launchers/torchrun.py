@@ -20,7 +20,7 @@ from scaling.errors import InputError
 from scaling.launchers.devices import beside_mps, build_device, require_nccl, shares_gpu
 from scaling.launchers.launcher import Command, Launcher, LaunchRequest
 from scaling.records.encoding import digest_of
-from scaling.settings.batch_search import MEASURE
+from scaling.settings.cases import MEASURE
 from scaling.settings.plan import PLAN_DIGEST, Plan
 from scaling.settings.run import Spec
 from scaling.settings.timeouts import lazy

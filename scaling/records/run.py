@@ -29,8 +29,8 @@ from scaling.records import files
 from scaling.records.decode import read_head
 from scaling.records.files import read_if_whole, read_json
 from scaling.records.paths import RunFolder, find_run
-from scaling.settings.batch_search import SCHEMA as LARGEST_SCHEMA
-from scaling.settings.batch_search import Largest
+from scaling.settings.cases import SCHEMA as LARGEST_SCHEMA
+from scaling.settings.cases import Largest
 from scaling.settings.plan import LEFT_OUT, SETTLED, Ended, Plan
 from scaling.settings.plan import SCHEMA as PLAN_SCHEMA
 from scaling.settings.topology import Topology

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from scaling.records.clock import Ints, Shift
 from scaling.records.decode import PLAIN_WIDTH, Block, Packed, decode_records
 from scaling.records.encoding import unpacked_bytes
 from scaling.records.format import (
@@ -29,7 +28,7 @@ from scaling.records.format import (
     Record,
 )
 from scaling.records.frames import LINE_SPAN, REPEATED_OF_BLOCK, SCHEMAS
-from scaling.records.rank_file import Stored
+from scaling.records.rank_file import Ints, Shift, Stored
 from scaling.settings.schedule import FABRIC
 
 PARAMETERS = b'"parameters":['

@@ -27,7 +27,7 @@ from scaling.report.text import (
     undistinguished,
     value_of,
 )
-from scaling.settings.batch_search import LATE
+from scaling.settings.cases import LATE
 from scaling.settings.plan import SETTLED
 from scaling.units import format_bytes
 

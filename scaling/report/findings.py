@@ -282,11 +282,6 @@ def verdict_title(verdict: Verdict) -> str:
     return f"{IN_WORDS.get(verdict.cause, cause_name(verdict.cause))}{share} at {ranks(verdict.world_size)}"
 
 
-def quality_lines(quality: Quality) -> tuple[str, ...]:
-    """How well the numbers are known, then the warnings."""
-    return (*measured_lines(quality), *(plain(w) for w in quality.warnings))
-
-
 def measured_lines(quality: Quality) -> tuple[str, ...]:
     """How well the numbers are known."""
     lines = [plain(text) for text in quality.reached]

@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 from scaling.settings import schedule
-from scaling.settings.batch_search import Largest
 from scaling.settings.budget import BLOCK_S, CaseCosts, Costs, Fitted, fit_cases, fit_training, least_rounds
-from scaling.settings.cases import Case, batches, cases, ladder, variants
+from scaling.settings.cases import Case, Largest, batches, cases, ladder, variants
 from scaling.settings.plan import DETAILS, IN_WORDS, SAMPLED, Content, Plan, Promise
 from scaling.settings.run import Spec
 from scaling.units import format_duration

@@ -16,7 +16,7 @@ from scaling.records.checkup import DOCTOR
 from scaling.records.encoding import digest, digest_of
 from scaling.records.files import read_json, write_json
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.settings.batch_search import MEASURE
+from scaling.settings.cases import MEASURE
 from scaling.settings.plan import PLAN_DIGEST, SCHEMA, Plan
 from scaling.worker.session.progress import sampling, share
 from scaling.worker.session.stack_dump import last_collective, watch

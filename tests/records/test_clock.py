@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.records.clock import DRIFT, Shift
 from scaling.records.format import ClockRecord
+from scaling.records.rank_file import DRIFT, Shift
 
 S, US = 1_000_000_000, 1_000
 ORIGIN_NS = 10**15

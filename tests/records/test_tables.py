@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -12,13 +14,14 @@ import pytest
 from support import rank_files
 from support.tables import collected
 
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.records import collect
 from scaling.records.files import read_json
 from scaling.records.format import SCHEMA, STEP_FIELDS
 from scaling.records.paths import RunFolder
 from scaling.records.tables import STEP_TABLES, publish_tables, read_published
 from scaling.settings import plan as plans
-from scaling.settings.plan import Plan
+from scaling.settings.plan import HARNESS, OWN_LOOP, Plan
 from scaling.settings.schedule import round_blocks
 
 FRAMES = ("blocks", "steps", "buckets", "fabric", "parameters")
@@ -151,6 +154,20 @@ def test_files_are_gone_with_their_tables(folder):
     assert set(tables.parts[0].files) == set(STEP_TABLES)
     del tables
     assert not list(folder.path.glob(".tables-*"))
+
+
+@pytest.mark.parametrize("source", [HARNESS, OWN_LOOP])
+def test_files_are_gone_with_the_records_that_were_read_from_them(folder, source):
+    """At once, and not when the collector comes by: nothing refers to itself."""
+    plan = dataclasses.replace(plan_of(folder), source=source)
+    run = RunRecords(collect.collect(folder, plan), plan)
+    assert run.usable.usable is run.usable
+    gc.disable()
+    try:
+        del run
+        assert not list(folder.path.glob(".tables-*"))
+    finally:
+        gc.enable()
 
 
 # Cut off

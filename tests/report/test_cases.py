@@ -25,7 +25,7 @@ from scaling.analysis.results import (
 from scaling.report.cases import largest_line
 from scaling.report.tracking import tables
 from scaling.report.tracking import tables as charts
-from scaling.settings.batch_search import Try
+from scaling.settings.cases import Try
 
 
 def served(**changes):

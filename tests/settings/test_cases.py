@@ -8,11 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.cli.planned import describe
+from scaling.cli.verbs.plan import describe
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
-from scaling.settings.batch_search import FAILED, FITS, OOM, Try, VariantSearch, step
-from scaling.settings.cases import Variant, cases, ladder, round_stretches, stages, variants
+from scaling.settings.cases import (
+    FAILED,
+    FITS,
+    OOM,
+    Try,
+    Variant,
+    VariantSearch,
+    cases,
+    ladder,
+    round_stretches,
+    stages,
+    step,
+    variants,
+)
 from scaling.settings.plan import make_plan
 
 

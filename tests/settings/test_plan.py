@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.cli.planned import describe
+from scaling.cli.verbs.plan import describe
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan

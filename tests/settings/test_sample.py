@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scaling.cli.planned import describe
+from scaling.cli.verbs.plan import describe
 from scaling.records.paths import RunFolder
 from scaling.settings.budget import Costs, fit_training
 from scaling.settings.plan import DETAILS, REPLAYS, SWEEP, WHOLE, Content, make_plan

@@ -20,9 +20,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from scaling.analysis.compare.differences import cases_of, setting_of, settings_of
+from scaling.analysis.compare.differences import cases_of, settings_of
 from scaling.analysis.compare.runs import drift
-from scaling.analysis.compare.sweep import Member
+from scaling.analysis.compare.sweep import Member, grouped
 from scaling.analysis.results import (
     Allocation,
     AllocationRates,
@@ -47,16 +47,10 @@ def sides(runs: Sequence[Member]) -> list[list[int]]:
     A run that shares a node with an earlier one, or whose nodes are not known, is no further allocation: it stands by
     itself.
     """
-    groups: list[list[int]] = []
-    for k, run in enumerate(runs):
-        for side in groups:
-            others = [runs[number] for number in side]
-            if _settings(run) == _settings(others[0]) and all(_apart(run, member) for member in others):
-                side.append(k)
-                break
-        else:
-            groups.append([k])
-    return groups
+    return grouped(
+        runs,
+        lambda run, side: _settings(run) == _settings(side[0]) and all(_apart(run, other) for other in side),
+    )
 
 
 def with_allocations(comparison: Comparison, base: Sequence[Member], other: Sequence[Member]) -> Comparison:
@@ -68,10 +62,10 @@ def with_allocations(comparison: Comparison, base: Sequence[Member], other: Sequ
     several = min(len(base), len(other)) >= LEAST
     if not comparison.comparable or comparison.one_run or not (several or _on_other_nodes(base[0], other[0])):
         return comparison
-    comparison = dataclasses.replace(
-        comparison,
-        allocations=Allocations(base=tuple(map(_allocation, base)), other=tuple(map(_allocation, other))),
+    first, second = (
+        tuple(Allocation(run=run.analysis.run.id, nodes=run.nodes) for run in side) for side in (base, other)
     )
+    comparison = dataclasses.replace(comparison, allocations=Allocations(base=first, other=second))
     if not several:
         return comparison
     return dataclasses.replace(
@@ -137,7 +131,7 @@ def _case(
             row.samples_per_s
             for member in side
             for row in cases_of(member.analysis)
-            if (row.world_size, row.batch, setting_of(row)) == (case.world_size, case.batch, case.setting)
+            if (row.world_size, row.batch, row.setting) == (case.world_size, case.batch, case.setting)
         ]
         for side in (base, other)
     )
@@ -149,10 +143,6 @@ def _case(
 
 def _known(rates: Sequence[Measured | None]) -> list[Measured]:
     return [rate for rate in rates if rate is not None and rate.value > 0]
-
-
-def _allocation(run: Member) -> Allocation:
-    return Allocation(run=run.analysis.run.id, nodes=run.nodes)
 
 
 def _settings(run: Member) -> dict[str, str]:

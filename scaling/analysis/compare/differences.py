@@ -115,7 +115,7 @@ def compared(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseCompa
             CaseComparison(
                 world_size=row.world_size,
                 batch=row.batch,
-                setting=setting_of(row),
+                setting=row.setting,
                 samples_per_s=(row.samples_per_s, beside.samples_per_s),
                 ratio=ratio,
                 distinguishable=ratio is not None and among(ratio, len(pairs)).differs_from(1),
@@ -140,17 +140,7 @@ def cases_of(run: Analysis) -> list[Case]:
 
 def key_of(row: Case) -> tuple[object, ...]:
     """What a case is, its throughput aside."""
-    return (type(row), row.world_size, row.batch, *setting_of(row).items())
-
-
-def setting_of(row: Case) -> dict[str, str | int | bool]:
-    """The settings of a case beside its batch."""
-    names = (
-        ("precision", "autocast", "compile")
-        if isinstance(row, InferenceCase)
-        else ("precision", "checkpointing", "accumulation_steps")
-    )
-    return {name: getattr(row, name) for name in names}
+    return (type(row), row.world_size, row.batch, *row.setting.items())
 
 
 _WORDS = ("cpu", "device_name", *VERSIONS)

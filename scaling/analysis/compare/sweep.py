@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scaling.analysis.compare.differences import Case, cases_of, setting_of, settings_of, telling
+from scaling.analysis.compare.differences import Case, cases_of, settings_of, telling
 from scaling.analysis.compare.runs import alone, drift, unlike
 from scaling.analysis.results import (
     Analysis,
@@ -77,15 +77,18 @@ def sweep(runs: Sequence[Member]) -> Sweep:
 
 def alike(runs: Sequence[Member]) -> list[list[int]]:
     """Numbers of the runs that did equal work, in groups, each in the order of the runs."""
+    return grouped(
+        runs, lambda run, members: not unlike(members[0].analysis, run.analysis, members[0].plan, run.plan)
+    )
+
+
+def grouped(runs: Sequence[Member], joins: Callable[[Member, list[Member]], bool]) -> list[list[int]]:
+    """Numbers of the runs, in groups; a run is in the first one whose members it `joins`."""
     groups: list[list[int]] = []
     for k, run in enumerate(runs):
-        for group in groups:
-            base = runs[group[0]]
-            if not unlike(base.analysis, run.analysis, base.plan, run.plan):
-                group.append(k)
-                break
-        else:
-            groups.append([k])
+        home = next((group for group in groups if joins(run, [runs[member] for member in group])), None)
+        groups += [] if home else [[]]
+        (home or groups[-1]).append(k)
     return groups
 
 
@@ -134,7 +137,7 @@ def _rows(number: int, run: Member, settings: Mapping[str, str]) -> Iterator[Swe
 
 
 def _case_row(number: int, case: Case, settings: Mapping[str, str]) -> SweepRow:
-    of_case = {name: str(value).lower() for name, value in setting_of(case).items()}
+    of_case = {name: str(value).lower() for name, value in case.setting.items()}
     n = case.world_size
     return SweepRow(
         run=number,

@@ -26,8 +26,7 @@ from scaling.analysis.results import (
 from scaling.analysis.statistics.rounds import MS, Rounds, drawn, percentiles, resampling_weights
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
-from scaling.settings.batch_search import FITS, Largest, step
-from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING, Case, cases
+from scaling.settings.cases import FITS, LATENCY, THROUGHPUT, TRAINING, Case, Largest, cases, step
 from scaling.settings.plan import LEFT_OUT, Outcome, Plan
 
 KNEE = 0.95
@@ -83,7 +82,7 @@ def _case(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome) -> dict[str,
         "world_size": n,
         "batch": case.batch,
         "precision": case.variant.precision,
-        "status": _status(rows, outcome),
+        "status": "done" if not rows.is_empty() else "lost" if outcome.status == FITS else outcome.status,
         "error": outcome.error,
     }
 
@@ -156,11 +155,6 @@ def _latency(rows: pl.DataFrame, seed: int) -> Latency:
     return Latency(p50=p50, p90=p90, p99=p99)
 
 
-def _status(rows: pl.DataFrame, outcome: Outcome) -> str:
-    """done, or how the case failed."""
-    return "done" if not rows.is_empty() else "lost" if outcome.status == FITS else outcome.status
-
-
 def _peak(rows: pl.DataFrame) -> int | None:
     """The largest rank's, over all rounds."""
     peak = rows["peak_bytes"].max()
@@ -169,12 +163,12 @@ def _peak(rows: pl.DataFrame) -> int | None:
 
 def _with_efficiency(rows: list[Row]) -> list[Row]:
     """Each row against one rank with the same batch and setting, of the same launches."""
-    alone = {_case_of(row): row.samples_per_s for row in rows if row.world_size == 1}
-    return [dataclasses.replace(row, efficiency=_efficiency(row, alone.get(_case_of(row)))) for row in rows]
-
-
-def _case_of(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
-    return (row.batch, *setting(row)[1:])
+    alone = {(row.batch, *row.setting.values()): row.samples_per_s for row in rows if row.world_size == 1}
+    one_rank = [alone.get((row.batch, *row.setting.values())) for row in rows]
+    return [
+        dataclasses.replace(row, efficiency=_efficiency(row, one))
+        for row, one in zip(rows, one_rank, strict=True)
+    ]
 
 
 def _efficiency(row: InferenceCase | TrainingCase, alone: Measured | None) -> Measured | None:
@@ -187,19 +181,9 @@ def _kneed(rows: list[Row]) -> tuple[Row, ...]:
     """The rows with the knee of every setting marked, where several batches were measured."""
     settings: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        settings.setdefault(setting(row), []).append(row)
+        settings.setdefault((row.world_size, *row.setting.values()), []).append(row)
     knees = {id(knee) for group in settings.values() if (knee := _knee(group)) is not None}
     return tuple(dataclasses.replace(row, knee=True) if id(row) in knees else row for row in rows)
-
-
-def setting(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
-    """Everything but the batch: rows with equal settings are compared by batch."""
-    options = (
-        (row.compile, row.autocast)
-        if isinstance(row, InferenceCase)
-        else (row.accumulation_steps, row.checkpointing)
-    )
-    return (row.world_size, row.precision, *options)
 
 
 def _knee(group: list[Row]) -> Row | None:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.backend_model import ChannelOf
 from scaling.analysis.decompose.quantities import Cycle
 from scaling.analysis.network.channel import ONE, Channel, union
 from scaling.analysis.network.replay import Barrier, Replay
+from scaling.analysis.network.shared_link import ChannelOf
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order
 from scaling.settings.run import KINDS

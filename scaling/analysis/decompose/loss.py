@@ -130,12 +130,6 @@ def _link_share(m: Means) -> Floats:
     )
 
 
-def communication_share(m: Means) -> Floats:
-    """What all ranks wait alike, where no details tell what of it is the link's latency and what its bandwidth."""
-    result: Floats = m["exposed_transfer"] / m[PROBE]
-    return result
-
-
 def loss_by_kind(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
     """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
     terms_of_kind: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
@@ -221,7 +215,7 @@ def loss(
         )
         del terms["overlap"]
     if not has_details:
-        terms["communication"] = communication_share
+        terms["communication"] = lambda m: m["exposed_transfer"] / m[PROBE]
     elif link is not None and terms_by_kind:
         terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in terms_by_kind), np.zeros(1))
         terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in terms_by_kind), np.zeros(1))

@@ -1,27 +1,41 @@
-"""One world size: arms, parts, efficiency, the loss waterfall, communication."""
+"""One world size: arms, parts, efficiency, the loss waterfall, communication.
+
+Gradient traffic of one world size: buckets, bandwidth, and how much of the transfer is hidden behind compute.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from scaling.analysis.decompose import imbalance, light, named, own_loop, stragglers
-from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
-from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
-from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, PHASES, TrialRecords
+from scaling.analysis.decompose.loss import (
+    BASE,
+    Link,
+    cost,
+    efficiency,
+    loss,
+    loss_by_kind,
+    wait_as_share_of_step,
+)
+from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, PHASES, TrialRecords, by_kind
 from scaling.analysis.decompose.starvation import loader
-from scaling.analysis.decompose.stragglers import Late, describe
+from scaling.analysis.decompose.stragglers import LATEST, STEP, Late, describe
 from scaling.analysis.decompose.unit_stamps import simulated
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.network.shared_link import HOSTS_OWN
 from scaling.analysis.quality import clocks, untracked_traffic
 from scaling.analysis.results import (
     ArmTimes,
+    Bucket,
+    Collective,
+    Comm,
     Degrees,
     Measured,
     NamedPhase,
@@ -114,7 +128,7 @@ def point(
         loss_by_kind=loss_by_kind(rounds, records.sent, link)
         if base_world_size == 1 and n > 1 and records.cycles
         else (),
-        parallel=_degrees(plan, n),
+        parallel=Degrees(strategy=spec.parallel.name, **dataclasses.asdict(mesh)),
         tokens=imbalance.balance(records, rounds),
         phases=readings.phases,
         tokens_per_s=rounds.ratio(lambda m: mesh.data_parallel * m[MEAN] * 1e9 / m["plain"]),
@@ -134,12 +148,6 @@ def point(
             usd_per_gpu_hour=spec.cost.usd_per_gpu_hour,
         ),
     )
-
-
-def _degrees(plan: Plan, n: int) -> Degrees:
-    """The mesh at one world size."""
-    parallel = plan.spec.parallel
-    return Degrees(strategy=parallel.name, **dataclasses.asdict(parallel.mesh(n)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,3 +358,81 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
         optimizer=ms(f"{PROBE}.optimizer"),
         host=ms(f"{PROBE}.host"),
     )
+
+
+def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
+    """Traffic of a step, from the detailed probe blocks.
+
+    `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
+    """
+    n, total = records.trial.world_size, sum(records.bucket_bytes)
+    one_axis = len({collective.axis for collective in records.sent}) <= 1
+    # Several axes of a mesh go over several links, within hosts and between them: no one rate is nominal for their sum.
+    nominal, micro_steps = plan.nominal_bit_s(n) if one_axis else None, plan.spec.accumulation_steps
+    busy = rounds.measure("busy")
+    # The baseline of an own loop replays each bucket once, however often and in whatever size the loop sends it.
+    again = total / sum(records.replayed) if records.replayed else 1.0
+
+    def rate(formula: Callable[[Means], Floats]) -> Measured | None:
+        """A bandwidth over the link's busy time, which the clocks' error makes uncertain."""
+        bandwidth = rounds.ratio(formula)
+        off = clock_bound_ns / busy.value if busy else 0.0
+        return bandwidth and bandwidth.widened(bandwidth.value * off).no_finer(floor)
+
+    buckets = tuple(
+        Bucket(
+            bytes=size,
+            ready_ms=rounds.measure(partial(_ready, f"bucket.{k}.ready", micro_steps), scale=MS),
+            transfer_ms=rounds.measure(f"bucket.{k}.transfer", scale=MS),
+            skew_ms=rounds.measure(f"bucket.{k}.skew", scale=MS),
+            shared_ms=rounds.measure(f"bucket.{k}.shared", scale=MS),
+        )
+        for k, size in enumerate(() if records.programs else records.bucket_bytes)
+    )
+
+    def collective(index: int, places: Sequence[int]) -> Collective:
+        some = [records.sent[place] for place in places]
+        moved, name = sum(message.moved for message in some), f"kind.{index}"
+        return Collective(
+            kind=some[0].kind,
+            phase=some[0].phase,
+            communicator=some[0].axis,
+            ranks=some[0].ranks,
+            calls=len(some),
+            bytes=sum(message.bytes for message in some),
+            transfer_ms=rounds.measure(f"{name}.transfer", scale=MS),
+            exposed_transfer_ms=rounds.measure(f"{name}.exposed_transfer", scale=MS),
+            exposed_skew_ms=rounds.measure(f"{name}.exposed_skew", scale=MS),
+            busbw_gbit_s=rate(lambda m: moved * 8 / m[f"{name}.transfer"]),
+        )
+
+    return Comm(
+        bytes_per_step=total or max(0, records.beside.bytes),
+        unclaimed_bytes=None if records.beside.bytes < 0 else records.beside.unclaimed_bytes,
+        gradient_bytes=records.gradient_bytes or None,
+        reductions=records.reductions(plan),
+        buckets=buckets,
+        collectives=tuple(collective(k, places) for k, places in enumerate(by_kind(records.sent))),
+        busbw_gbit_s=rate(lambda m: records.moved_bytes * 8 / m["busy"]),
+        curve_share=rounds.ratio(lambda m: again * m["replay"] / m["busy"]),
+        nominal_share=None
+        if nominal is None
+        else rate(lambda m: records.moved_bytes * 8 / m["busy"] * 1e9 / nominal),
+        free_speedup=rounds.ratio(_free if records.cycles else lambda m: m[STEP] / m[LATEST]),
+        hidden_share=rounds.measure(lambda m: 1 - m["bucket_transfer"] / m["busy"]),
+        host_lead_ms=rounds.measure("lead", scale=MS),
+        starved_share=rounds.measure("starved"),
+        least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
+    )
+
+
+def _free(m: Means) -> Floats:
+    """The step over the replayed one whose communication takes no time."""
+    return 1 / (1 - wait_as_share_of_step(m, m["sim"] - m["sim_free"], "replayed"))
+
+
+def _ready(name: str, micro_steps: int, m: Means) -> Floats:
+    """Ready time since the last micro-step's backward began, ns; `name` counts from its end minus all backwards."""
+    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + m[EARLIER]
+    result: Floats = m[name] - (before if micro_steps > 1 else 0.0)
+    return result

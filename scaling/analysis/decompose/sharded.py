@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.backend_model import Served
 from scaling.analysis.decompose.quantities import Cycle, Key, Sent, by_kind
 from scaling.analysis.decompose.unit_stamps import UnitStamps, exposed, moving, unit_blocks
 from scaling.analysis.network.replay import Mark, Program
+from scaling.analysis.network.shared_link import Served
 from scaling.analysis.statistics.rounds import Floats
 from scaling.settings.parallel import Mesh
 

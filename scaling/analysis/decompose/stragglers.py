@@ -89,7 +89,7 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
             continue
         if not lag.surely_above(0) or lag.value <= chance:
             continue
-        systematic = _clearly_above(lag, FLOOR * step.value)
+        systematic = lag.value - CLEARLY * (lag.half_width or 0.0) > FLOOR * step.value
         if more.surely_above((FLOOR if systematic else max(floor, FLOOR)) * step.value):
             late = Late(ranks, cost, skew, _whole_host(ranks, hosts))
     return late
@@ -114,11 +114,6 @@ def _latest_of_equals(own_ns: Mapping[Key, Floats], records: TrialRecords, round
     left = means - means.mean(axis=0) - means.mean(axis=1, keepdims=True) + means.mean()
     spread = float(np.sqrt((left**2).sum() / degrees))
     return student(degrees, level_of_each(n)) * spread * math.sqrt((1 + 1 / (n - 1)) / len(means))
-
-
-def _clearly_above(lag: Measured, bar: float) -> bool:
-    """Whether the interval, made CLEARLY times as wide, lies above a bar."""
-    return lag.half_width is not None and lag.value - CLEARLY * lag.half_width > bar
 
 
 def _candidates(order: list[int], lateness: Floats, hosts: Sequence[int]) -> Iterator[set[int]]:

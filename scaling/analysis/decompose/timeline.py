@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.backend_model import channels, served
 from scaling.analysis.decompose.detailed import BlockStamps, detailed_blocks, merge
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.decompose.unit_stamps import has_units, spans_of, typical_step, unit_blocks
+from scaling.analysis.network.shared_link import channels, served
 from scaling.analysis.quality import contention
 from scaling.analysis.quality.launches import before_ns
 from scaling.analysis.results import Drawn, Span, StepHistory, Timeline

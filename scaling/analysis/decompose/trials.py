@@ -11,7 +11,6 @@ from functools import cached_property
 
 import polars as pl
 
-from scaling.analysis.decompose.backend_model import served
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.imbalance import read_tokens
 from scaling.analysis.decompose.light import queue_waits, read_light
@@ -29,6 +28,7 @@ from scaling.analysis.decompose.quantities import (
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.unit_stamps import has_units, turns
 from scaling.analysis.network.curve import host_latency
+from scaling.analysis.network.shared_link import served
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.format import DISTURBS

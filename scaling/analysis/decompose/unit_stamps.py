@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.backend_model import Served
 from scaling.analysis.decompose.detailed import BROADCAST
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS, Key, Sent
 from scaling.analysis.network.channel import ONE, Awaited, Channel
 from scaling.analysis.network.replay import Program
-from scaling.analysis.network.shared_link import Members, SharedLink
+from scaling.analysis.network.shared_link import Members, Served, SharedLink
 from scaling.analysis.results import Span
 from scaling.analysis.statistics.rounds import Floats
 from scaling.settings.parallel import Mesh

@@ -10,7 +10,7 @@ When each bucket and each parameter's gradient is ready, measured in ddp_solo.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -30,20 +30,18 @@ PIECES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """The parameters' gradients, any order: bytes, P, and when each is ready as a part of backward, S x P."""
+    """Gradients of P parameters in any order, or those of K buckets in the order of reduction."""
 
     sizes: tuple[int, ...]
+    """Bytes."""
     ready: Floats
+    """S x P or S x K: the part of backward at which each is ready."""
     exact: bool = True
     """False if pieces of the measured buckets stand for parameters."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
-    """In the order of reduction: bytes, K, and the part of backward at which each is ready, S x K."""
-
-    sizes: tuple[int, ...]
-    ready: Floats
+    def part(self, stretch: slice) -> Gradients:
+        """A stretch of the S."""
+        return replace(self, ready=self.ready[stretch])
 
 
 def assign(sizes: Sequence[int], bucket_cap_mb: float) -> list[list[int]]:
@@ -61,16 +59,16 @@ def assign(sizes: Sequence[int], bucket_cap_mb: float) -> list[list[int]]:
     return [members for members in buckets if members]
 
 
-def bucketed(gradients: Gradients, bucket_cap_mb: float) -> Buckets:
+def bucketed(gradients: Gradients, bucket_cap_mb: float) -> Gradients:
     """The buckets that DDP makes at this cap, MiB."""
     order = np.argsort(gradients.ready[0], kind="stable")
     sizes = [gradients.sizes[i] for i in order]
     members = assign(sizes, bucket_cap_mb)
     ready = np.stack([gradients.ready[:, order[m]].max(axis=1) for m in members], axis=-1)
-    return Buckets(sizes=tuple(sum(sizes[i] for i in m) for m in members), ready=ready)
+    return Gradients(sizes=tuple(sum(sizes[i] for i in m) for m in members), ready=ready)
 
 
-def pieces(buckets: Buckets) -> Gradients:
+def pieces(buckets: Gradients) -> Gradients:
     """Gradients spread evenly between one bucket's end and the next, where only buckets are known."""
     sizes: list[int] = []
     ready: list[Floats] = []
@@ -116,7 +114,7 @@ def per_bucket(records: TrialRecords) -> dict[str, Floats]:
 
 def ready(
     tables: Tables, records: TrialRecords, means: Means, phases: Mapping[str, Floats], micro_steps: int
-) -> tuple[Buckets, Gradients]:
+) -> tuple[Gradients, Gradients]:
     """When each bucket and each parameter's gradient is ready, as a fraction of the last micro-step's backward.
 
     `phases`: of ddp_solo, mean over ranks, S.
@@ -132,7 +130,7 @@ def ready(
     if not reduced:
         raise UnknownQuantityError("ready")
     of_buckets = np.stack([part(f"bucket.{k}") for k in range(len(reduced))], axis=-1)
-    buckets = Buckets(sizes=reduced, ready=of_buckets)
+    buckets = Gradients(sizes=reduced, ready=of_buckets)
     of_parameters = _parameters(tables, records.trial).select("index", "bytes").unique()
     sizes = in_memory(of_parameters).sort("index")["bytes"].to_list()
     if not sizes:

@@ -15,9 +15,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.network.curve import Points
-from scaling.analysis.network.ring import Hops
-from scaling.analysis.predict.buckets import Buckets, Gradients
+from scaling.analysis.network.curve import Hops, Points
+from scaling.analysis.predict.buckets import Gradients
 from scaling.analysis.statistics.rounds import Floats, UnknownQuantityError
 
 SLICE_VALUES = 1 << 18
@@ -122,7 +121,7 @@ class Source:
     beside: Phases  # S: bare_all, mean over ranks that are not late
     solo: ByRank  # ddp_solo
     probe: ByRank  # the probe's phases
-    buckets: Buckets
+    buckets: Gradients
     """As measured, in bytes of gradients."""
     gradients: Gradients
     """For other bucket sizes."""
@@ -169,8 +168,8 @@ class Source:
             beside=sliced(self.beside),
             solo=ranks(self.solo),
             probe=ranks(self.probe),
-            buckets=dataclasses.replace(self.buckets, ready=self.buckets.ready[stretch]),
-            gradients=dataclasses.replace(self.gradients, ready=self.gradients.ready[stretch]),
+            buckets=self.buckets.part(stretch),
+            gradients=self.gradients.part(stretch),
             link=self.link.part(stretch),
             curve=dataclasses.replace(self.curve, times=self.curve.times[stretch]),
             jitter=self.jitter[stretch],

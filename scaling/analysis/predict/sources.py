@@ -16,8 +16,7 @@ from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, TrialRe
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
-from scaling.analysis.network.curve import Points
-from scaling.analysis.network.ring import Hops, PerHop
+from scaling.analysis.network.curve import Hops, PerHop, Points
 from scaling.analysis.predict.buckets import per_bucket, per_parameter, ready
 from scaling.analysis.predict.change import ByRank, Source
 from scaling.analysis.predict.fabrics import inside_fabric
@@ -85,7 +84,10 @@ def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
     alone = {p: means[f"alone.{p}"] for p in OWN_PHASES}
     shared = spec.mode == "strong"
     whole = {p: means[f"whole.{p}"] for p in OWN_PHASES} if shared else alone
-    fixed = _fixed(alone, whole, n) if shared else _fixed_by_half(means)
+    fixed, doubt = _fixed(alone, whole, n) if shared else _fixed_by_half(means), None
+    if fixed is not None:
+        fixed_units, fixed_groups = (units, groups) if shared else rounds.count(halved)
+        doubt = interval(float(fixed[0]), fixed[1:], fixed_units, groups=fixed_groups).half_width
     return Source(
         world_size=n,
         batch=trial.batch,
@@ -109,9 +111,7 @@ def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
         late=late_set,
         jitter=means["jitter"],
         fixed_share=None if fixed is None else float(fixed[0]),
-        fixed_doubt=None
-        if fixed is None
-        else _half_width(fixed, *((units, groups) if shared else rounds.count(halved))),
+        fixed_doubt=doubt,
     )
 
 
@@ -228,11 +228,6 @@ def _fixed(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int)
     small, large = (phases["forward"] + phases["compute"] for phases in (alone, whole))
     each = (large - small) / (parts - 1)
     return np.clip(1 - each / small, 0.0, 1.0)
-
-
-def _half_width(values: Floats, units: int, groups: int) -> float | None:
-    """Half-width of the 95 % interval of a quantity; None without an interval."""
-    return interval(float(values[0]), values[1:], units, groups=groups).half_width
 
 
 LINK_REACHED = 0.9

@@ -8,11 +8,11 @@ Runs by case: tables of batch, precision and what else was varied.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from scaling.analysis.results.measured import AtSize, Measured
 from scaling.analysis.results.point import Degrees, PeakMemory, Point
-from scaling.settings.batch_search import Try
-from scaling.settings.cases import Variant
+from scaling.settings.cases import Try, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +93,20 @@ class CaseResult(AtSize):
     """Whether this is the smallest batch with about all of the best throughput."""
     error: str | None = None
 
+    VARIED: ClassVar[tuple[str, ...]]
+    """Fields that a run may vary beside the batch."""
+
+    @property
+    def setting(self) -> dict[str, str | int | bool]:
+        """All of a case but its batch and world size: rows of equal settings are compared by batch."""
+        return {name: getattr(self, name) for name in self.VARIED}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceCase(CaseResult):
     """Replicas of a model that answer requests."""
 
+    VARIED = ("precision", "autocast", "compile")
     autocast: bool
     compile: bool
     latency_ms: Latency = field(default_factory=Latency)
@@ -107,6 +116,7 @@ class InferenceCase(CaseResult):
 class TrainingCase(CaseResult):
     """Training steps under DDP."""
 
+    VARIED = ("precision", "checkpointing", "accumulation_steps")
     accumulation_steps: int
     checkpointing: bool
     step_ms: Measured | None = None

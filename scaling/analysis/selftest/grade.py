@@ -29,7 +29,6 @@ from scaling.analysis.results import (
     Point,
     SelfTest,
     SelfTestCase,
-    Straggler,
 )
 from scaling.settings.plan import Plan
 from scaling.settings.topology import TCP_PAYLOAD_SHARE
@@ -105,13 +104,16 @@ def grade(case: FaultCase, analysis: Analysis, plan: Plan) -> SelfTestCase:
     error = None
     if case.expected_ms is not None and attributed is not None:
         error = attributed / case.expected_ms - 1
-    hit = analysis.quality.contended if case.contended else first in case.accepted
+    hit = bool(analysis.quality.contended) if case.contended else first in case.accepted
+    if case.rank is not None:  # then the late rank has to be the one that was stalled, in its phase
+        late = point.straggler
+        hit = hit and late is not None and (late.rank, late.phase) == (case.rank, case.phase)
     return SelfTestCase(
         name=case.name,
         injected=" ".join(case.settings) or "nothing",
         accepted=case.accepted,
         first=first,
-        hit=bool(hit) and _right_rank(case, point.straggler),
+        hit=hit,
         false_alarms=tuple(v.cause for v in named if v.confidence != "low"),
         sure_alarms=tuple(v.cause for v in named if v.confidence == "high"),
         contended=bool(analysis.quality.contended),
@@ -120,11 +122,6 @@ def grade(case: FaultCase, analysis: Analysis, plan: Plan) -> SelfTestCase:
         error=error,
         step_ms=point.step_ms or Measured(value=float("nan")),
     )
-
-
-def _right_rank(case: FaultCase, late: Straggler | None) -> bool:
-    """Whether the late rank, if there is to be one, is the one that was stalled, in its phase."""
-    return case.rank is None or (late is not None and (late.rank, late.phase) == (case.rank, case.phase))
 
 
 def summary(cases: Sequence[SelfTestCase], planned: int) -> SelfTest:

@@ -31,6 +31,7 @@ _FIGURE = re.compile(
     r"(\d{1,15}(?:\.\d*)?(?:e[+-]?\d{1,3})?)\s*([kKM](?![a-zA-Z]))?\s*([^\d\s,.].{0,30})?", re.ASCII
 )
 _RATES = re.compile(r"/s|per_?s|throughput|samples|tokens|ima?ge?s|it/s|steps|seq", re.IGNORECASE)
+_RULE = re.compile(r":?-*:?")
 _EACH = re.compile(r"(?:per|/)[_ ]?(?:gpu|rank|device)", re.IGNORECASE)
 
 
@@ -57,7 +58,7 @@ def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[st
     lines = [
         words
         for words in _table(text, where)
-        if any(words) and not words[0].startswith("#") and not _rule(words)
+        if any(words) and not words[0].startswith("#") and not all(map(_RULE.fullmatch, words))
     ]
     if not lines or len(lines) > ROWS_MAX:
         raise InputError(f"{where}: {len(lines)} rows; {EXPECTED}")
@@ -196,10 +197,6 @@ def _decimal_point(cell: str) -> str:
     figure = re.match(r"\d{1,3}(?:[.' ]\d{3})+(?!\d)|\d+", cell)
     whole = figure[0] if figure else ""
     return re.sub(r"[.' ]", "", whole) + cell[len(whole) :].replace(",", ".", 1)
-
-
-def _rule(words: Sequence[str]) -> bool:
-    return all(re.fullmatch(r":?-*:?", word) for word in words)
 
 
 def _number(word: str) -> float | None:

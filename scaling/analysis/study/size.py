@@ -20,8 +20,7 @@ from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, 
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
 from scaling.analysis.statistics.rounds import Formula, Rounds
-from scaling.analysis.verdicts.certainty import confidence_of
-from scaling.analysis.verdicts.verdict import SCALES_WELL, uncertain
+from scaling.analysis.verdicts.verdict import SCALES_WELL, confidence_of, uncertain
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
 from scaling.units import UNKNOWN, ranks, two_digits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling.analysis.invariants import ABOVE_ONE
 from scaling.analysis.results import Comm, FabricLevel, Point
-from scaling.analysis.verdicts import imbalance
+from scaling.analysis.verdicts import host_remedies
 from scaling.settings.parallel import PIPELINED
 from scaling.units import format_bytes, two_digits
 
@@ -70,7 +70,7 @@ def evidence_of(
             lines.append(f"all ranks of host {late.host} are late: look at what they share")
         lines += [line for rank, line in _throttled(point) if rank == late.rank]
     if cause == "imbalance":
-        lines += imbalance.evidence(point)
+        lines += host_remedies.token_evidence(point)
     if cause == "neighbours" and arms.bare_all and arms.bare_one:
         shared = "a device" if ranks_per_device > 1 else "a host"
         lines.append(

@@ -18,7 +18,7 @@ from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import SCHEMA, Measured, Point, Remedy, Verdict, Verification
 from scaling.analysis.statistics.rounds import Floats, Rounds
-from scaling.analysis.verdicts import imbalance
+from scaling.analysis.verdicts import host_remedies
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
 from scaling.analysis.verdicts.sharded import replicated, sharded_link
 from scaling.settings.parallel import OWN, PIPELINED
@@ -64,7 +64,7 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if cause == "straggler" and point.straggler is not None:
         return (_late_rank(point.straggler.rank, point.straggler.phase),)
     if cause == "imbalance":
-        return imbalance.evened(point)
+        return host_remedies.evened(point)
     if cause == "small_batch":
         batch = spec.global_batch * 2
         return (

@@ -1,16 +1,38 @@
-"""`scaling plan`: print what would run and write nothing. With --time it runs a few steps, to say how long it takes."""
+"""`scaling plan`: print what would run and write nothing. With --time it runs a few steps, to say how long it takes.
+
+Describe what a plan would run, as text and as JSON.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from scaling.cli.output import print_json, say
-from scaling.cli.planned import describe, document
 from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
+from scaling.launchers.choose import launcher_of
+from scaling.launchers.devices import mps_line, shares_gpu
 from scaling.launchers.jobs import jobs_of
+from scaling.launchers.launcher import LaunchRequest
+from scaling.launchers.launcher import describe as shell
 from scaling.launchers.tryout import promised
+from scaling.records import files
+from scaling.records.paths import RunFolder
+from scaling.report.progress import takes
+from scaling.report.text import case_batches, count, precisions
+from scaling.settings import sample
+from scaling.settings.cases import batches, cases, variants
+from scaling.settings.estimate import left_out_lines
+from scaling.settings.plan import ORDER, Plan
+from scaling.settings.run import WARMUP_SHARE, Spec
+from scaling.settings.schedule import round_blocks
+from scaling.settings.timeouts import MEASURED_RANKS, joining, start_limit_s
+from scaling.settings.topology import Topology
+from scaling.units import format_duration, format_rate, ranks
 
 
 def main(arguments: list[str]) -> int:
@@ -27,3 +49,203 @@ def main(arguments: list[str]) -> int:
     elif jobs:
         say(*(line for job in jobs for line in describe(job.plan, job.folder).split("\n")))
     return 0
+
+
+START_S = 20.0
+"""Approximate time on two cores to start torchrun, import torch, wrap the model, and to write the report."""
+
+
+def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """The plan as JSON, with its commands and the longest time it would take (without a search for `batch=max`).
+
+    `seconds` and `left_out` are null where no step was timed.
+    """
+    promise = plan.promise
+    return {
+        **files.encode(plan),
+        "cases": files.encode(cases(plan.spec)) if plan.spec.kind.by_cases else [],
+        "run_dir": str(folder.path),
+        "seconds_max": _seconds(plan),
+        "seconds": round(promise.seconds, 1) if promise else None,
+        "left_out": list(left_out_lines(plan, plan.content)) if promise else None,
+        "idle_rank_hours_max": _idle_rank_hours(plan),
+        "commands": _commands(plan, folder).splitlines(),
+    }
+
+
+def describe(plan: Plan, folder: RunFolder) -> str:
+    """The plan as text."""
+    spec, topology = plan.spec, plan.spec.topology
+    link = f", link {format_rate(topology.link.rate_bit_s)}" if topology.link.rate_bit_s else ""
+    lines = [
+        f"# model     {spec.model.name} {spec.model.args}, {precisions(spec)}, {_asked(spec)}",
+        f"# topology  {topology.name}: {count(topology.hosts, 'host')} x {count(topology.ranks_per_host, 'rank')}, "
+        f"{'spread over the hosts, ' if topology.spread else ''}{topology.device}, {topology.backend}{link}",
+    ]
+    lines += [f"#           {line}" for line in drawn(topology)]
+    if topology.note:
+        lines.append(f"#           {topology.note}")
+    if shares_gpu(spec):
+        lines.append(f"#           {mps_line()}")
+    if spec.model.synthetic:
+        lines.append("#           SYNTHETIC compute: sleeps, not arithmetic")
+    if len(spec.strategies) > 1:
+        lines.append(f"# parallel  {', '.join(s.parallel.name for s in spec.strategies)}, in turns")
+    measure = spec.measure
+    lines += [
+        f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
+        f"{format_duration(measure.budget_s)} a launch after at most "
+        f"{format_duration(WARMUP_SHARE * measure.budget_s)} of warm-up ({WARMUP_SHARE:.0%} of the budget), "
+        f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
+        *_time(plan),
+        *_files(plan),
+        *_start(plan),
+        *_allocations(spec),
+        f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.accelerated else 'rank'}-hours stand idle "
+        "while smaller world sizes run",
+        f"# run_dir   {folder.path}",
+        "#",
+    ]
+    if spec.kind.by_cases:
+        return "\n".join([*lines, *_cases(plan), "#", _commands(plan, folder)])
+    lines.append("# world size  hosts  batch a rank  blocks a round  sub-groups at once")
+    blocks = round_blocks(plan, plan.trials, 0, 0)
+    each = Counter(b.trial.world_size for b in blocks)
+    lines += [
+        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {each[t.world_size]:>14}"
+        f"  {len(plan.sub_groups(t.world_size)):>18}"
+        for t in plan.trials
+    ]
+    return "\n".join([*lines, "#", _commands(plan, folder)])
+
+
+def _allocations(spec: Spec) -> list[str]:
+    many = spec.cluster.allocations
+    shown = spec.launcher == "slurm" and many > 1
+    return [f"#           {many} such jobs, each on nodes of its own (cluster.allocations)"] if shown else []
+
+
+def _asked(spec: Spec) -> str:
+    if spec.kind.by_cases:
+        return f"batch {case_batches(spec)}"
+    batch = f"global batch {spec.global_batch}" if spec.mode == "strong" else f"{spec.batch_per_rank} a rank"
+    return f"{spec.mode} scaling, {batch}"
+
+
+def drawn(topology: Topology) -> list[str]:
+    """A host's devices in the groups that each level joins, innermost first, and its network cards; one a line."""
+    lines = []
+    for level in topology.levels:
+        groups = range(0, topology.ranks_per_host, level.ranks)
+        joined = " ".join(
+            f"[{_devices(range(g, min(g + level.ranks, topology.ranks_per_host)))}]" for g in groups
+        )
+        rate = "rate unknown" if level.rate_bit_s is None else f"{format_rate(level.rate_bit_s)} a rank"
+        hop = "" if level.latency_us is None else f", {level.latency_us:.3g} us a hop"
+        source = f" ({level.source})" if level.source else ""
+        name = f"{level.name} {level.link_class}".strip() if level.link_class != level.name else level.name
+        lines.append(f"{name:<14} {joined}  {rate}{hop}{source}")
+    inner = topology.levels[0].ranks if topology.levels else 0
+    if any(len(island) != inner for island in topology.islands):
+        lines.append(f"{'islands':<14} {' '.join(f'[{_devices(part)}]' for part in topology.islands)}")
+    if len(topology.numa) > 1:
+        lines.append(f"{'NUMA':<14} {' '.join(f'[{_devices(part)}]' for part in topology.numa)}")
+    for nic in topology.nics:
+        rate = "" if nic.rate_bit_s is None else f"  {format_rate(nic.rate_bit_s)}"
+        lines.append(f"{nic.name:<14} {nic.link_class} to [{_devices(nic.near)}]{rate}")
+    return lines
+
+
+def _devices(part: Sequence[int]) -> str:
+    return (
+        f"{part[0]}-{part[-1]}"
+        if len(part) > 3 and part[-1] - part[0] == len(part) - 1
+        else " ".join(map(str, part))
+    )
+
+
+def _cases(plan: Plan) -> list[str]:
+    """The settings that are measured at each world size, in turns."""
+    spec = plan.spec
+    *smaller, largest = spec.world_sizes
+    lines = [f"# {spec.task}, at {''.join(f'{n}, ' for n in smaller)}{ranks(largest)}:"]
+    if spec.batch_max:
+        lines.append(
+            "#   first a search for the largest batch of each setting, and its proof in fresh processes"
+        )
+    for variant in variants(spec):
+        asked = "max" if spec.batch_max else ", ".join(map(str, batches(spec)))
+        words = [variant.precision]
+        words += [name for name in ("autocast", "compile", "checkpointing") if getattr(variant, name)]
+        words += [f"{variant.accumulation_steps} micro-steps"] if variant.accumulation_steps > 1 else []
+        lines.append(f"#   {', '.join(words)}: batch {asked}")
+    return lines
+
+
+def _commands(plan: Plan, folder: RunFolder) -> str:
+    sizes = tuple(t.world_size for t in plan.trials)
+    launcher = launcher_of(plan)
+    return "".join(
+        shell(
+            launcher.command(
+                LaunchRequest(plan=plan, folder=folder, launch=folder.launch(k), world_sizes=sizes)
+            )
+        )
+        for k in range(plan.spec.repeats)
+    ).rstrip()
+
+
+def _time(plan: Plan) -> list[str]:
+    """How long it takes, if a step was timed, and what the budget leaves no time for."""
+    search = " after the search for the largest batch" if plan.spec.batch_max else ""
+    order = f"#           what does not fit is left out, in this order: {ORDER}"
+    if plan.promise is None:
+        longest = format_duration(_seconds(plan))
+        return [
+            f"# time      unknown until one step has been timed (`scaling plan --time`); at most {longest} by its "
+            f"budget{search}",
+            order,
+        ]
+    left_out = left_out_lines(plan, plan.content) or ("the budget holds all of it",)
+    parts = takes(plan).removeprefix(": ")
+    return [f"# time      {parts}", *(f"#           {line}" for line in left_out), order]
+
+
+def _files(plan: Plan) -> list[str]:
+    """What rank files may take, where many hosts write them."""
+    if plan.spec.launcher != "slurm" or plan.spec.kind.by_cases:
+        return []
+    return [f"#           rank files: {sample.bound(plan)}; beyond it only some rounds have details"]
+
+
+def _start(plan: Plan) -> list[str]:
+    """How long a launch on a cluster may take to begin."""
+    if plan.spec.launcher != "slurm":
+        return []
+    estimate, many = joining(plan), ranks(plan.ranks)
+    lines = [
+        f"# start-up  a launch may take {format_duration(start_limit_s(plan))} to begin: "
+        f"{format_duration(plan.spec.cluster.start_s)} (cluster.start_s) and what {many} on "
+        f"{count(plan.hosts, 'host')} take to join, {estimate.low_s:.1f} to {estimate.high_s:.1f} s"
+    ]
+    if not estimate.measured:
+        lines.append(
+            f"#           that is extrapolated: joining was measured up to {MEASURED_RANKS} ranks of Gloo"
+        )
+    return lines
+
+
+def _seconds(plan: Plan) -> float:
+    start_s = start_limit_s(plan) if plan.spec.launcher == "slurm" else START_S
+    return (plan.spec.measure.longest_s + start_s) * plan.spec.repeats
+
+
+def _idle_rank_hours(plan: Plan) -> float:
+    """Rank-hours of waiting while other ranks run, over the whole budget; all blocks of a round count alike."""
+    if plan.spec.kind.by_cases:
+        sizes = plan.spec.world_sizes
+        idle = sum(plan.ranks - n for n in sizes) / len(sizes)
+        return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600
+    blocks = round_blocks(plan, plan.trials, 0, 0)
+    idle = sum(plan.ranks - b.participants for b in blocks) / len(blocks)
+    return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600

@@ -10,7 +10,6 @@ from scaling.cli.measuring import check, end_in_order, require_alone, watch, wor
 from scaling.cli.output import say, warn
 from scaling.cli.simulated_run import is_simulated, simulate_run
 from scaling.cli.verbs.arguments import split
-from scaling.cli.verbs.compare import compare_folders
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError, way_out
 from scaling.launchers.choose import launcher_of
@@ -104,6 +103,7 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool, verbose: bool) -
 def _compare(done: list[RunFolder], console: Console) -> None:
     """Print the runs of a multirun as one table, if there are several."""
     if len(done) > 1:
+        from scaling.cli.verbs.compare import compare_folders  # noqa: PLC0415
         from scaling.records.run import read_plan  # noqa: PLC0415
 
         tracking = read_plan(done[0]).spec.tracking  # of a run that was made just now

@@ -19,7 +19,7 @@ from scaling.launchers.slurm.allocation import gets_jobs
 from scaling.launchers.slurm.queue import run
 from scaling.plain import message
 from scaling.records.paths import RunFolder
-from scaling.settings.batch_search import LAUNCHES_MAX, PROOFS_MAX
+from scaling.settings.cases import LAUNCHES_MAX, PROOFS_MAX
 from scaling.settings.plan import Plan
 from scaling.settings.timeouts import joining, start_limit_s
 from scaling.settings.topology import NO_GPUS

@@ -94,7 +94,9 @@ def _table(sweep: Sweep | None) -> Iterator[Section]:
 def _sections(
     comparison: Comparison, names: tuple[str, str], base: Analysis | None, other: Analysis | None
 ) -> Iterator[Section]:
-    yield Section(title="", blocks=(_runs(comparison, names),), on=TERMINAL)
+    both = tuple(map(_run, ("base", "other"), names, (comparison.base, comparison.other)))
+    runs = Lines(items=both, look="conditions", name_width=NAME_WIDTH)
+    yield Section(title="", blocks=(runs,), on=TERMINAL)
     reasons = () if comparison.comparable else comparison.reasons
     yield Section(title="not comparable", blocks=(lines(*reasons),), on=TERMINAL | PAGE, alarm=True)
     hints = lines(*comparison.contended, look="warnings")
@@ -108,7 +110,8 @@ def _sections(
     ratios = Lines(items=tuple(_ratio_lines(like)), look="facts")
     yield Section(title=RATIO_NAME, blocks=(ratios,), on=TERMINAL)
     yield Section(title="", blocks=(tabulated(like.points, SHORT),), on=MARKDOWN)
-    yield Section(title="throughput", blocks=(_ratio_table(like),), on=PAGE)
+    ratio_table = tabulated(like.points, RATIOS, label="Throughput", note=RATIO_NOTE)
+    yield Section(title="throughput", blocks=(ratio_table,), on=PAGE)
     if base is not None and other is not None:
         series = [(f"base: {names[0]}", base.points), (f"other: {names[1]}", other.points)]
         yield Section(title="scaling", blocks=(Figure(plot=scaling_curve(series)),), on=PAGE)
@@ -126,11 +129,6 @@ def _sections(
         yield Section(title="parts of a step", blocks=(figure,), on=PAGE)
     yield Section(title="conditions", blocks=(_both_conditions(comparison),), on=PAGE)
     yield Section(title="what else differs", blocks=(_settings(comparison),), on=PAGE)
-
-
-def _runs(comparison: Comparison, names: tuple[str, str]) -> Lines:
-    sides = (("base", names[0], comparison.base), ("other", names[1], comparison.other))
-    return Lines(items=tuple(_run(*side) for side in sides), look="conditions", name_width=NAME_WIDTH)
 
 
 def _run(role: str, name: str, run: RunInfo) -> Line:
@@ -163,10 +161,6 @@ RATIOS: tuple[Column[PointComparison], ...] = (
     ("a rank alone", "1 but for drift", lambda p: text.quantity(p.control)),
     ("", "", lambda p: _unclear(p) if p.ratio else "not measured in both"),
 )
-
-
-def _ratio_table(comparison: Comparison) -> Table:
-    return tabulated(comparison.points, RATIOS, label="Throughput", note=RATIO_NOTE)
 
 
 def _unclear(point: PointComparison) -> str:

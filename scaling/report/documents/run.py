@@ -21,6 +21,7 @@ from scaling.analysis.results import (
     at,
 )
 from scaling.analysis.results.machine import MachineGroup
+from scaling.plain import plain
 from scaling.report import cases, findings, text
 from scaling.report.answer import answer, lead
 from scaling.report.conditions import conditions
@@ -64,11 +65,9 @@ def certainty(quality: Quality) -> tuple[Line, ...]:
 
 def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
     """`crossed_in`: the title of the section whose figure marks contended steps, empty without one."""
-    quality = analysis.quality
-    yield Section(
-        title="quality", blocks=(lines(*findings.quality_lines(quality), look="warnings"),), on=TERMINAL
-    )
-    measured = findings.measured_lines(quality)
+    quality, measured = analysis.quality, findings.measured_lines(analysis.quality)
+    terminal = (lines(*measured, *map(plain, quality.warnings), look="warnings"),)
+    yield Section(title="quality", blocks=terminal, on=TERMINAL)
     page = (
         lines(*map(text.sentence, quality.warnings), look="warnings"),
         _contended(quality, crossed_in),

@@ -18,8 +18,11 @@ RANKS_SHOWN = 64
 def section(traced: Traced) -> Section:
     """The tables of one job's traces."""
     prose = lines(*_lines(traced))
-    kinds = (_kind_table(traced),) if len(traced.kinds) > 1 else ()
-    on_page = (_rank_table(traced), *kinds, _collective_table(traced), prose)
+    title = "Communication by kind and process group, per rank and step"
+    kinds = tabulated(traced.kinds[:COLLECTIVES_SHOWN], KINDS, title=title, label=title)
+    title = "Collectives, matched over ranks"
+    calls = tabulated(traced.collectives[:COLLECTIVES_SHOWN], COLLECTIVES, title=title, label=title)
+    on_page = (_rank_table(traced), *((kinds,) if len(traced.kinds) > 1 else ()), calls, prose)
     return Section(title=_title(traced), blocks=on_page, on=TERMINAL | PAGE)
 
 
@@ -55,12 +58,6 @@ KINDS: tuple[Column[TracedKind], ...] = (
 )
 
 
-def _kind_table(traced: Traced) -> Table:
-    """Communication by kind and process group, a step."""
-    title = "Communication by kind and process group, per rank and step"
-    return tabulated(traced.kinds[:COLLECTIVES_SHOWN], KINDS, title=title, label=title)
-
-
 COLLECTIVES: tuple[Column[TracedCollective], ...] = (
     ("collective", "", lambda c: c.collective),
     ("ranks", "", lambda c: str(c.group_size)),
@@ -73,12 +70,6 @@ COLLECTIVES: tuple[Column[TracedCollective], ...] = (
     ("busbw", "Gbit/s", lambda c: value_of(c.busbw_gbit_s)),
     ("last", "rank", lambda c: f"{c.late_rank} ({c.late_share:.0%})"),
 )
-
-
-def _collective_table(traced: Traced) -> Table:
-    """Each collective and size: its event, the transfer in it, the wait, the bandwidth, and who came last."""
-    title = "Collectives, matched over ranks"
-    return tabulated(traced.collectives[:COLLECTIVES_SHOWN], COLLECTIVES, title=title, label=title)
 
 
 def _lines(traced: Traced) -> Iterator[str]:

@@ -10,10 +10,12 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scaling.analysis.results import Measured
 from scaling.plain import plain
+
+if TYPE_CHECKING:
+    from scaling.analysis.results import Measured
 
 Json = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
-from scaling.settings.batch_search import MARGIN, MEASURE, PROVE, SCHEMA, Largest
+from scaling.settings.cases import MARGIN, MEASURE, PROVE, SCHEMA, Largest
 from scaling.worker.cases.programs import Inference, Training
 from scaling.worker.cases.runner import Runner, Study
 from scaling.worker.cases.search import Search

@@ -15,9 +15,19 @@ from typing import Any
 
 from scaling.records.files import write_json
 from scaling.records.format import AnyStepRow, BlockRecord, RecordedBlock
-from scaling.settings.batch_search import FAILED, FITS, OOM, Largest
 from scaling.settings.budget import CaseCosts
-from scaling.settings.cases import Case, CaseBlock, arms, cases, round_stretches, stages
+from scaling.settings.cases import (
+    FAILED,
+    FITS,
+    OOM,
+    Case,
+    CaseBlock,
+    Largest,
+    arms,
+    cases,
+    round_stretches,
+    stages,
+)
 from scaling.settings.plan import ENDED_SCHEMA, LEFT_OUT, Ended, Outcome, Outcomes
 from scaling.settings.run import LEAST_ROUNDS
 from scaling.worker.accelerator.accelerator import Accelerator

@@ -7,8 +7,7 @@ import time
 from typing import Any
 
 from scaling.records.files import add_line
-from scaling.settings.batch_search import FAILED, FITS, LATE, OOM, Largest, Try, VariantSearch
-from scaling.settings.cases import Case
+from scaling.settings.cases import FAILED, FITS, LATE, OOM, Case, Largest, Try, VariantSearch
 from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.runner import Judged, Jury, Runner
 from scaling.worker.session.progress import COMPILE_S

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.backend_model import Served, links
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.shared_link import APART, SharedLink
+from scaling.analysis.network.shared_link import APART, Served, SharedLink, links
 from scaling.settings.parallel import Mesh
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES

@@ -6,12 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.backend_model import Served
 from scaling.analysis.decompose.loss import loss_by_kind
 from scaling.analysis.decompose.quantities import Sent, by_kind
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
 from scaling.analysis.network.channel import Channel
+from scaling.analysis.network.shared_link import Served
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.settings.parallel import Mesh
 from scaling.settings.run import KINDS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.backend_model import Served
 from scaling.analysis.decompose.quantities import by_kind
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.channel import Channel
+from scaling.analysis.network.shared_link import Served
 from scaling.settings.parallel import Mesh
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES

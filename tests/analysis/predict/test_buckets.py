@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.predict.buckets import Buckets, Gradients, assign, bucketed, pieces
+from scaling.analysis.predict.buckets import Gradients, assign, bucketed, pieces
 
 MIB = 2**20
 
@@ -33,7 +33,7 @@ def test_a_bucket_is_ready_with_its_last_parameter_in_every_resample():
 
 
 def test_pieces_of_buckets_give_the_measured_buckets_again():
-    buckets = Buckets(sizes=(MIB, 2 * MIB + 5), ready=np.array([[0.25, 1.0]]))
+    buckets = Gradients(sizes=(MIB, 2 * MIB + 5), ready=np.array([[0.25, 1.0]]))
     found = pieces(buckets)
     assert sum(found.sizes) == sum(buckets.sizes)
     assert not found.exact

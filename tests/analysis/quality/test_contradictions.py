@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.analysis.quality.contradictions import contradictions, undecided
+from scaling.analysis.invariants import contradictions, without_contradicted
 from scaling.analysis.results import (
     ArmTimes,
     Collective,
@@ -122,11 +122,11 @@ def test_verdicts_that_rest_on_them_are_undecided_and_name_the_figures():
         return Verdict(cause=cause, world_size=n, share=about(0.25), confidence="high", evidence=())
 
     found = contradictions(point(transfer_ms=0.9))
-    first, *others = undecided(
+    first, *others = without_contradicted(
         (verdict("link_bandwidth"), verdict("overlap"), verdict("link_bandwidth", 4)), found, 2
     )
     assert (first.cause, first.world_size, first.confidence) == ("undecided", 2, "low")
     assert first.evidence[0].startswith("figures that exclude each other: a step waits 12.4 ms for data")
     assert [(v.cause, v.world_size) for v in others] == [("overlap", 2), ("link_bandwidth", 4)]
     kept = (verdict("overlap"),)
-    assert undecided(kept, found, 2) == kept
+    assert without_contradicted(kept, found, 2) == kept

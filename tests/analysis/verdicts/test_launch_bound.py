@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from scaling.analysis.results import Comm, Measured, Point, Remedy, StepParts, Verdict
-from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.remedies import no_gain
+from scaling.analysis.verdicts.verdict import doubted, launch_bound
 from scaling.settings.plan import make_plan
 
 

@@ -18,7 +18,7 @@ from scaling.errors import InputError
 from scaling.launchers.slurm.script import compare_script, job_script, minutes, too_short
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
-from scaling.settings.batch_search import LAUNCHES_MAX, PROOFS_MAX
+from scaling.settings.cases import LAUNCHES_MAX, PROOFS_MAX
 from scaling.settings.plan import make_plan
 from scaling.settings.timeouts import joining
 from scaling.settings.topology import START_IN_IMAGE_S, START_S

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from scaling.records.paths import RunFolder
-from scaling.settings.batch_search import SCHEMA, Largest, Try, VariantSearch
-from scaling.settings.cases import Variant
+from scaling.settings.cases import SCHEMA, Largest, Try, Variant, VariantSearch
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.search import Search
