@@ -4,11 +4,9 @@ The steps themselves are read later, a few blocks of all ranks at a time (record
 rank 0's clock (`Shift`). Blocks also keep their times on their own host's clock, because other samples of that
 host (telemetry) carry it. What changed after it was written is left out, and named.
 
-Move one rank's stamps onto rank 0's clock, using the clock comparisons in its file.
-
-Between two comparisons the offset is interpolated. Before the first and after the last one it continues at the rate of
-the nearest stretch that is long enough. Each comparison has an error up to its own bound, so over a short stretch the
-rate would be mostly error.
+Between two comparisons of its clock with rank 0's the offset is interpolated. Before the first and after the last one
+it continues at the rate of the nearest stretch that is long enough. Each comparison has an error up to its own bound,
+so over a short stretch the rate would be mostly error.
 """
 
 from __future__ import annotations

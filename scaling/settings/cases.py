@@ -2,8 +2,7 @@
 
 A variant is a combination of settings; a case is a variant at one batch. Inference and tables of training settings are
 measured by cases; `scaling.settings.schedule` has the blocks that decompose one training step.
-
-The search for the largest batch that fits: the next batch to try, and the result. Pure: no I/O, no torch.
+A search for the largest batch that fits tells the next batch to try, and the result.
 """
 
 from __future__ import annotations

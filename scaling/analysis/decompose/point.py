@@ -1,6 +1,5 @@
-"""One world size: arms, parts, efficiency, the loss waterfall, communication.
-
-Gradient traffic of one world size: buckets, bandwidth, and how much of the transfer is hidden behind compute.
+"""One world size: arms, parts, efficiency, the loss waterfall, and communication: buckets, bandwidth, and how
+much of the transfer is hidden behind compute.
 """
 
 from __future__ import annotations

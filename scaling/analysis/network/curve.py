@@ -15,17 +15,14 @@ is a cubic of the logarithm of size that rises or falls as the points do (F. N. 
 Comput. 5(2), 1984, with the end slopes of C. Moler, Numerical Computing with MATLAB, section 3.6). Below the smallest
 size the time stays, above the largest the bandwidth stays.
 
-All-reduce over links of several levels: within a host, between hosts.
-
-A ring over n ranks that fill one host after the other takes 2 (n-1) steps. A chunk passes every edge in
-turn, so latencies add up over the edges that it crosses; all edges work at once, so the slowest sets the pace:
+Over links of several levels (within a host, between hosts), a ring over n ranks that fill one host after the other
+takes 2 (n-1) steps. A chunk passes every edge in turn, so latencies add up over the edges that it crosses; all edges
+work at once, so the slowest sets the pace:
 
     T(m) = 2 (n-1) (alpha + m beta / n),   alpha = mean over the edges,   beta = the largest over the levels in use
 
 where beta of a level between hosts is that of a whole host's link. NCCL's own cost model for its ring counts the
 same edges (src/graph/tuning.cc: nsteps - nInterSteps and nInterSteps hops, the ring's least bandwidth).
-
-What a collective moves over each link, as nccl-tests counts it.
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ took. The second one is what a replay starts from: groups that begin together th
 
 Arrays: S steps, R ranks, K collectives; times in ns.
 
-For how long intervals are open: integrals over time of how many of them there are at once.
-
-How the back end of a run serves the collectives of its steps, by where their communicators' ranks lie.
+Also how the back end of a run serves the collectives of its steps, by where their communicators' ranks lie.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Name the causes of lost efficiency at one world size, with confidence, evidence and remedies.
-
-Say where the device waits for the host to launch its kernels. Pure.
+"""Name the causes of lost efficiency at one world size, with confidence, evidence and remedies. Pure.
 
 A device that comes to a collective as soon as the host has enqueued it has finished all that was launched before. Where
 that is so at most of a step's buckets, the step takes what the host needs to launch it, with one rank as with many: it
 is no loss of scaling, but time that a setting can save. How much of it, the stamps do not tell: no share is given.
 
-How sure each cause of a loss is: what high, medium and low promise (docs/verdicts.md). Pure.
+What high, medium and low promise (docs/verdicts.md):
 
 Of 100 runs in which nothing is lost, at most HIGH name a cause at high confidence and MEDIUM at medium or high. So what
 is a difference between arms is paid for once for all such causes of a run: their chances are adjusted by Holm's steps

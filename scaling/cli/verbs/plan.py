@@ -1,6 +1,4 @@
 """`scaling plan`: print what would run and write nothing. With --time it runs a few steps, to say how long it takes.
-
-Describe what a plan would run, as text and as JSON.
 """
 
 from __future__ import annotations
