@@ -11,10 +11,10 @@ Parts of a step: not below 0 by more than their interval; together the step.
 Loss terms: between -1 and 1 of the step; together 1 - efficiency.
 Shares of something: at most 1 where the whole is the same quantity (hidden_share, wait_share, a verdict's share).
 
-Figures of one answer can exclude each other. Each pair of them bounds one by the other: what ranks wait for data by what the bytes take at the measured bandwidth,
-a late rank's cost by what the others wait, a cause of the loss by the phase or the waits that hold it, the parts of a
-step by the step. Where the whole interval of the first lies above that of the second, by more than a cause needs, they
-cannot both be right, and no verdict rests on either.
+Figures of one answer can exclude each other. Each pair of them bounds one by the other: what ranks wait for data by
+what the bytes take at the measured bandwidth, a late rank's cost by what the others wait, a cause of the loss by the
+phase or the waits that hold it, the parts of a step by the step. Where the whole interval of the first lies above that
+of the second, by more than a cause needs, they cannot both be right, and no verdict rests on either.
 """
 
 from __future__ import annotations

@@ -139,9 +139,8 @@ def _launch(
         launch,
         plan.spec.measure,
         lambda p: checked({**p, "launch": started.index}),
-        lambda: preflight(
-            launch, plan
-        ),  # finds nothing yet, but what it imports is there before ranks measure
+        # It finds nothing yet, and has imported what it needs before ranks measure.
+        lambda: preflight(launch, plan),
     )
     ended = settled(started, launch, ended=outcome.status == "done")
     content = read_content(launch)

@@ -200,10 +200,9 @@ def other_plan(folder: RunFolder, launch: int, files: Sequence[RankFile]) -> lis
     return [Gap(launch=launch, what=what)]
 
 
-def _few(names: Sequence[str], most: int = 4) -> str:
+def _few(names: Sequence[str]) -> str:
     """A list in words, its end counted where it is long."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 PROCESSES_BYTES = 32 << 20

@@ -222,9 +222,7 @@ def lines(*texts: str, look: Look = "items", on: Renderer = EVERYWHERE, tone: To
     return Lines(items=tuple(Line(text=text, tone=tone) for text in texts if text), look=look, on=on)
 
 
-def named(
-    *pairs: tuple[str, str], look: Look = "facts", on: Renderer = EVERYWHERE, name_width: int = 0
-) -> Lines:
+def named(*pairs: tuple[str, str], look: Look = "facts", name_width: int = 0) -> Lines:
     """Lines with names; those without text are left out."""
     named_lines = tuple(Line(name=name, text=text) for name, text in pairs if text)
-    return Lines(items=named_lines, look=look, on=on, name_width=name_width)
+    return Lines(items=named_lines, look=look, name_width=name_width)

@@ -1,5 +1,6 @@
-"""One world size: arms, parts, efficiency, the loss waterfall, and communication: buckets, bandwidth, and how
-much of the transfer is hidden behind compute.
+"""One world size: arms, parts, efficiency, the loss waterfall, communication.
+
+Communication is buckets, bandwidth, and how much of the transfer is hidden behind compute.
 """
 
 from __future__ import annotations

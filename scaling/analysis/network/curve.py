@@ -209,12 +209,12 @@ def sweep_times(fabric: Frame, world_size: int, collective: str = "all_reduce") 
     return _by_round(each.filter(pl.col("calls") == pl.col("calls").max().over("bytes")))
 
 
-def host_latency(fabric: Frame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
-    """(launch, round, time_ns): a single message on an idle device less one of many in a row, mean over sizes.
+def host_latency(fabric: Frame, world_size: int) -> pl.DataFrame:
+    """(launch, round, time_ns) of an all-reduce: a single message on an idle device less one of many, mean over sizes.
 
     Empty where many were never enqueued at once.
     """
-    each = _measurements(fabric, world_size, collective)
+    each = _measurements(fabric, world_size, "all_reduce")
     single, many = (_by_round(each.filter(chosen)) for chosen in (pl.col("calls") == 1, pl.col("calls") > 1))
     both = single.join(many, on=["launch", "round", "bytes"], suffix="_many")
     longer = (pl.col("time_ns") - pl.col("time_ns_many")).mean()

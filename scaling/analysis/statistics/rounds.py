@@ -372,9 +372,9 @@ def percentiles(
     return numbers
 
 
-def median(values_ns: Sequence[int], scale: float = MS) -> Measured | None:
+def median(values_ns: Sequence[int]) -> Measured | None:
     """The median, ms, with the order statistics that hold it in about 95 % of cases; None without values."""
-    values = sorted(v * scale for v in values_ns)
+    values = sorted(v * MS for v in values_ns)
     n = len(values)
     if not n:
         return None

@@ -250,8 +250,8 @@ def same_script(plans: Sequence[Plan]) -> bool:
     return all(plan.kind.followed for plan in plans) and len({plan.ranks for plan in plans}) == len(plans) > 1
 
 
-def make_study(folders: Sequence[RunFolder], first: Sequence[str] = ()) -> tuple[Analysis, Plan]:
-    """Read every run anew and put them together; `first`: warnings to put first. Writes nothing.
+def make_study(folders: Sequence[RunFolder]) -> tuple[Analysis, Plan]:
+    """Read every run anew and put them together. Writes nothing.
 
     InputError where they are no study; ScalingError where a run measured nothing.
     """
@@ -259,7 +259,7 @@ def make_study(folders: Sequence[RunFolder], first: Sequence[str] = ()) -> tuple
     same: dict[int, list[RunFolder]] = {}
     for folder, plan in zip(folders, plans, strict=True):
         same.setdefault(plan.ranks, []).append(folder)
-    analysis, plan = study([read_runs(each) for each in same.values()], first)
+    analysis, plan = study([read_runs(each) for each in same.values()])
     return within(analysis), plan
 
 

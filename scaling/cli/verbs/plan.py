@@ -1,5 +1,4 @@
-"""`scaling plan`: print what would run and write nothing. With --time it runs a few steps, to say how long it takes.
-"""
+"""`scaling plan`: print what would run and write nothing. With --time it runs a few steps, to say how long it takes."""
 
 from __future__ import annotations
 
