@@ -163,12 +163,12 @@ def _peak(rows: pl.DataFrame) -> int | None:
 
 def _with_efficiency(rows: list[Row]) -> list[Row]:
     """Each row against one rank with the same batch and setting, of the same launches."""
-    alone = {(row.batch, *row.setting.values()): row.samples_per_s for row in rows if row.world_size == 1}
-    one_rank = [alone.get((row.batch, *row.setting.values())) for row in rows]
-    return [
-        dataclasses.replace(row, efficiency=_efficiency(row, one))
-        for row, one in zip(rows, one_rank, strict=True)
-    ]
+    alone = {_case_of(row): row.samples_per_s for row in rows if row.world_size == 1}
+    return [dataclasses.replace(row, efficiency=_efficiency(row, alone.get(_case_of(row)))) for row in rows]
+
+
+def _case_of(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
+    return (row.batch, *row.setting.values())
 
 
 def _efficiency(row: InferenceCase | TrainingCase, alone: Measured | None) -> Measured | None:
@@ -181,7 +181,7 @@ def _kneed(rows: list[Row]) -> tuple[Row, ...]:
     """The rows with the knee of every setting marked, where several batches were measured."""
     settings: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        settings.setdefault((row.world_size, *row.setting.values()), []).append(row)
+        settings.setdefault((row.world_size, *_case_of(row)[1:]), []).append(row)
     knees = {id(knee) for group in settings.values() if (knee := _knee(group)) is not None}
     return tuple(dataclasses.replace(row, knee=True) if id(row) in knees else row for row in rows)
 

@@ -30,9 +30,8 @@ _SLOWDOWNS = {
 }
 
 
-def problems(host: HostRecord, used: dict[int, int]) -> Iterator[Problem]:
-    """All problems of one host. `used`: as of `used_on`; GPUs that no rank uses are checked too."""
-    rank_of = {index: rank for rank, index in reversed(used.items())}
+def problems(host: HostRecord, rank_of: dict[int, int]) -> Iterator[Problem]:
+    """All problems of one host. `rank_of`: a GPU's NVML index -> the rank that uses it; unused GPUs are checked too."""
     links = [_up(gpu) for gpu in host.gpus]
     for index, gpu in enumerate(host.gpus):
         rank = rank_of.get(index)
@@ -171,14 +170,8 @@ def _nic(host: HostRecord, gpu: dict[str, Any], rank: int | None) -> Iterator[Pr
         )
 
 
-def used_on(host: HostRecord, facts: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
-    """Rank -> NVML index of its device. `facts`: of the ranks of this host."""
-    indices = {rank: _index_of(host.gpus, flat) for rank, flat in facts.items()}
-    return {rank: index for rank, index in indices.items() if index is not None}
-
-
-def _index_of(gpus: Iterable[dict[str, Any]], facts: Mapping[str, Any]) -> int | None:
-    """By its UUID, else by its place on the PCI bus."""
+def index_of(gpus: Iterable[dict[str, Any]], facts: Mapping[str, Any]) -> int | None:
+    """The NVML index of a rank's device, by its UUID, else by its place on the PCI bus."""
     uuid, pci = facts.get("device_uuid"), facts.get("device_pci")
     for gpu in gpus:
         if uuid and str(gpu.get("uuid", "")).removeprefix("GPU-") == str(uuid).removeprefix("GPU-"):

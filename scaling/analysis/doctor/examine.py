@@ -54,13 +54,7 @@ def examine(
     """Apply all rules. `error`: how the launch failed, where it did; `other`: the machine of a parity file."""
     checks = {c.rank: c for c in evidence.checks}
     facts = {rank: c.facts for rank, c in checks.items() if c.facts}
-    used: dict[int, dict[int, int]] = {}
-    gpus: dict[int, dict[str, object]] = {}
-    for number, host in evidence.hosts.items():
-        here = {rank: flat for rank, flat in facts.items() if checks[rank].host == number}
-        used[number] = devices.used_on(host, here)
-        gpus |= {rank: host.gpus[index] for rank, index in used[number].items()}
-    facts = {rank: _with_driver(flat, gpus.get(rank)) for rank, flat in facts.items()}
+    facts = {rank: _with_driver(flat, _gpu(checks[rank], evidence)) for rank, flat in facts.items()}
     distinct = differences.differences(facts)
     pairs = _pairs(evidence.checks)
     lines = {rank: _roofline(c, run.device) for rank, c in checks.items()}
@@ -69,12 +63,12 @@ def examine(
     problems = (
         *_unfinished(checks, plan, error),
         *differences.problems(distinct),
-        *(p for h in evidence.hosts.values() for p in devices.problems(h, used[h.host])),
+        *(p for h in evidence.hosts.values() for p in devices.problems(h, _ranks_of(h, evidence))),
         *(
             p
             for c in evidence.checks
             if c.facts
-            for p in devices.host_problems(c, evidence.hosts.get(c.host), gpus.get(c.rank))
+            for p in devices.host_problems(c, evidence.hosts.get(c.host), _gpu(c, evidence))
         ),
         *devices.pair_problems(pairs),
         *(p for c in evidence.checks for p in habits.problems(c, lines[c.rank], run.device)),
@@ -174,6 +168,19 @@ def _unfinished(checks: dict[int, RankCheck], plan: Plan, error: str | None) -> 
             0, Problem(what=error, rank=None, remedy="read the logs in the run folder", severity=ERROR)
         )
     return problems
+
+
+def _gpu(check: RankCheck, evidence: Evidence) -> dict[str, object] | None:
+    host = evidence.hosts.get(check.host)
+    index = devices.index_of(host.gpus, check.facts) if host else None
+    return None if host is None or index is None else host.gpus[index]
+
+
+def _ranks_of(host: HostRecord, evidence: Evidence) -> dict[int, int]:
+    """NVML index -> rank, on one host."""
+    mine = [c for c in evidence.checks if c.host == host.host]
+    ranks = {devices.index_of(host.gpus, c.facts): c.rank for c in reversed(mine)}
+    return {index: rank for index, rank in ranks.items() if index is not None}
 
 
 def _with_driver(facts: dict[str, object], gpu: dict[str, object] | None) -> dict[str, object]:

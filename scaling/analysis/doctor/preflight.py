@@ -15,6 +15,7 @@ from scaling.analysis.quality import clocks
 from scaling.analysis.quality.clocks import DeviceSamples
 from scaling.analysis.quality.contention import Stolen
 from scaling.analysis.results.doctor import Problem
+from scaling.hardware.telemetry import HostRecord
 from scaling.records.launch import Launch
 from scaling.settings.topology import CPU
 
@@ -49,6 +50,9 @@ def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+Facts = Mapping[int, Mapping[str, Any]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
     """What the environments and the telemetry of all launches tell."""
@@ -67,7 +71,7 @@ def problems(launch: Launch) -> tuple[str, ...]:
     """What differs between a launch's ranks and what is wrong with their devices, a line each with its remedy."""
     listed, on = list(differences.problems(differences.differences(launch.facts))), _by_host(launch)
     for host in launch.hosts():
-        listed += devices.problems(host, devices.used_on(host, on.get(host.host, {})))
+        listed += _of_devices(host, _devices(host, on))
     return _lines(listed)
 
 
@@ -85,8 +89,8 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
         listed = list(differences.problems(differences.differences(facts)))
         shares: dict[str, list[float]] = {}
         for host in launch.hosts():
-            used = devices.used_on(host, on.get(host.host, {}))
-            listed += devices.problems(host, used)
+            used = _devices(host, on)
+            listed += _of_devices(host, used)
             for rank, index in used.items():
                 samples[launch.index, rank] = clocks.device_samples(host, index)
             if host.host == host_of_first:
@@ -108,12 +112,22 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
     )
 
 
+def _of_devices(host: HostRecord, used: Mapping[int, int]) -> list[Problem]:
+    return list(devices.problems(host, {index: rank for rank, index in used.items()}))
+
+
 def _by_host(launch: Launch) -> dict[int | None, dict[int, Mapping[str, Any]]]:
     """The facts of each host's ranks, by its number."""
     by_host: dict[int | None, dict[int, Mapping[str, Any]]] = {}
     for rank, environment in launch.environments.items():
         by_host.setdefault(environment.host, {})[rank] = environment.facts
     return by_host
+
+
+def _devices(host: HostRecord, on: Mapping[int | None, Facts]) -> dict[int, int]:
+    """Rank -> NVML index of its device, on one host. `on`: the facts of each host's ranks."""
+    index_of = {rank: devices.index_of(host.gpus, flat) for rank, flat in on.get(host.host, {}).items()}
+    return {rank: index for rank, index in index_of.items() if index is not None}
 
 
 def _lines(listed: Iterable[Problem]) -> tuple[str, ...]:
