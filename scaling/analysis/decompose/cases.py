@@ -180,8 +180,8 @@ def _efficiency(row: InferenceCase | TrainingCase, alone: Measured | None) -> Me
 def _kneed(rows: list[Row]) -> tuple[Row, ...]:
     """The rows with the knee of every setting marked, where several batches were measured."""
     settings: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        settings.setdefault((row.world_size, *_case_of(row)[1:]), []).append(row)
+    for each in rows:
+        settings.setdefault((each.world_size, *_case_of(each)[1:]), []).append(each)
     knees = {id(knee) for group in settings.values() if (knee := _knee(group)) is not None}
     return tuple(dataclasses.replace(row, knee=True) if id(row) in knees else row for row in rows)
 
