@@ -192,8 +192,8 @@ def _point(point: Point, notes: list[str]) -> Point:
                 f"{waits:.0%}; {UNSPLIT}"
             )
             loss = None
-    known = {f.name: part for f in fields(parts) if (part := getattr(parts, f.name)) is not None}
-    vague = [name for name, part in known.items() if step and (part.half_width or 0.0) > step.value]
+    measured = {f.name: part for f in fields(parts) if (part := getattr(parts, f.name)) is not None}
+    vague = [name for name, part in measured.items() if step and (part.half_width or 0.0) > step.value]
     if vague:
         notes.append(
             f"{', '.join(vague)} {here}: known to no better than the whole step; left out of its parts"

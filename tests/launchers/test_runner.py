@@ -31,7 +31,7 @@ def launched(monkeypatch):
     """The launches that are started; each ends well at once."""
     started = []
 
-    def follow(command, launch, measure, progress):
+    def follow(command, launch, measure, progress, meanwhile):
         started.append(launch.index)
         return LaunchOutcome(status="done")
 
@@ -97,7 +97,7 @@ def test_no_launch_follows_a_plan_that_was_put_in_the_place_of_the_runs_own(run,
 def test_ranks_that_differ_are_named_once_all_have_told_what_they_run_on_and_before_a_round(run, monkeypatch):
     said = []
 
-    def follow(command, launch, measure, progress):
+    def follow(command, launch, measure, progress, meanwhile):
         for rank, torch in enumerate(("2.13.0", "2.12.0")):
             progress({"stage": "warm-up", "rounds": 0.0})
             found = {"schema": 1, "rank": rank, "host": 0, "torch": torch}
