@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from scaling.records.format import DISTURBS
 from scaling.settings.parallel import OWN, PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.guard import guarded
+from scaling.worker.parallel.guard import Guard, guarded
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import one_queue
 from scaling.worker.parallel.tap import backend_of
@@ -157,7 +157,9 @@ def _has_reducer(module: torch.nn.Module) -> bool:
 class Outermost:
     """Finds the modules with parameters that a loop calls, and not those that these call."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[Exception], None]) -> None:
+        """`told`: whom an error in between is told; the training does not depend on it."""
+        self._told, self._earlier, Guard.told = told, Guard.told, told
         self._thread, self._depth = threading.get_ident(), 0
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, None] = weakref.WeakKeyDictionary()
         self._handles: list[Any] = [
@@ -169,6 +171,8 @@ class Outermost:
         """Remove the hooks, which every call of a module passes."""
         while self._handles:
             self._handles.pop().remove()
+        if Guard.told == self._told:
+            Guard.told = self._earlier
 
     @property
     def modules(self) -> list[torch.nn.Module]:

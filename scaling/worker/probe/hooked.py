@@ -61,9 +61,9 @@ class Hooked:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Inside, every module that is called is seen until the one to be followed is chosen."""
-        self._outermost = Outermost()
-        self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
         Guard.told = self._fail
+        self._outermost = Outermost(self._fail)
+        self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
         try:
             yield
         finally:

@@ -160,7 +160,7 @@ class Probe:
         if not self._wanted or self._on or self._undo:
             return self
         if self._kept is None:
-            self._outermost = self._outermost or Outermost()
+            self._outermost = self._outermost or Outermost(self._end_by)
             return self
         try:
             with Unseen():
