@@ -240,6 +240,13 @@ def test_a_sharded_module_has_the_same_state_and_losses(tmp_path):
     assert run(tmp_path / "run") == run(None)
 
 
+@pytest.mark.slow  # two ranks
+def test_whole_states_of_a_sharded_model_and_its_optimizer_are_the_same(tmp_path):
+    script = Path(__file__).with_name("sharded_states.py")
+    assert run_ranks(script, 2, tmp_path / "store", tmp_path / "run") == [True, True]
+    assert (tmp_path / "run/launches/0/rank-1.jsonl").exists()
+
+
 def test_what_a_launched_script_copies_has_nothing_either(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALING_RUN_DIR", str(tmp_path / "run"))
     torch.manual_seed(0)
