@@ -13,7 +13,7 @@ from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import launches
 from scaling.analysis.quality.launches import counted
-from scaling.records.frames import SCHEMAS
+from scaling.records.frames import SCHEMAS, in_memory
 from scaling.settings.plan import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
@@ -107,7 +107,7 @@ def test_gradients_and_memory_are_those_of_the_launches_that_count(weak):
     assert expected
     assert [s.gradients.sizes for s in read_sources(RunRecords(tables, weak.plan))] == expected
     chosen = loaded(launches.of_launches(tables, frozenset({1})))
-    assert {launch for name in SCHEMAS for launch in getattr(chosen, name)["launch"]} == {1}
+    assert {launch for name in SCHEMAS for launch in in_memory(getattr(chosen, name))["launch"]} == {1}
 
 
 def test_cut_off_launches_count_with_others_of_their_kind_where_there_is_no_better(weak):
