@@ -45,7 +45,7 @@ from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import NOISE, verdicts
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
-from scaling.settings.plan import Plan, Trial
+from scaling.settings.plan import DETAILS, Plan, Trial
 from scaling.settings.schedule import OF_NONE, PLAIN
 
 
@@ -219,7 +219,7 @@ def _verdicts(
             invariants.without_contradicted(listed, invariants.contradictions(p, buffers_share), p.world_size)
         )
         listed = list(untracked_traffic.without_late(listed, run.usable.trial(p.world_size)))
-    listed = [details.with_reason(v, unused) for v in listed]
+    listed = [details.with_reason(v, unused, plan.content.has(DETAILS)) for v in listed]
     if plan.kind.followed:
         listed = [own_loop.in_code(v) for v in listed]
     else:

@@ -97,7 +97,7 @@ class Fitted:
     fits: bool
     """False where even the least content takes longer."""
     enough_s: float
-    """A `measure.budget_s` that holds the least content."""
+    """A `measure.budget_s` that holds the least content which names a cause."""
 
 
 def allowance_s(measure: Measure) -> float:
@@ -197,6 +197,7 @@ def _fitted(
             break
     fits = tried[-1][0] <= within_s
     least, content = tried[-1] if fits else min(tried, key=lambda pair: pair[0])
+    telling = min((seconds for seconds, each in tried if each.has(LIGHT)), default=least)
     warmup, share = 0.0, ROOM
     if warmup_s is not None:
         warmup = max(warmup_s(content, 1), min(warmup_s(content, CHUNK), WARMUP_SHARE * measure.budget_s))
@@ -207,7 +208,7 @@ def _fitted(
         warmup_s=warmup,
         rounds_s=max(rounds_s, least - warmup if fits else 0.0),
         fits=fits,
-        enough_s=least * share,
+        enough_s=telling * share,
     )
 
 

@@ -94,7 +94,9 @@ def test_the_budget_that_a_refusal_names_is_enough(plan_of, step_s):
     refused = fit_training(plan, plan.trials, costs(step_s))
     assert not refused.fits
     again = plan_of(measure={"budget_s": float(rounded_up(refused.enough_s))})
-    assert fit_training(again, again.trials, costs(step_s)).fits
+    fitted = fit_training(again, again.trials, costs(step_s))
+    assert fitted.fits
+    assert fitted.content.has(LIGHT)  # else it could name no cause
 
 
 def test_the_budget_that_would_hold_all_holds_all(plan_of):

@@ -16,6 +16,7 @@ from scaling.analysis.decompose.quantities import Sent, TrialRecords, by_kind
 from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import Loss, LossOfKind, Measured, SampleCost
+from scaling.analysis.results.verdicts import NOTABLE
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, nobody_alone
@@ -170,7 +171,8 @@ def loss(
     computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
     `own_loop`: return the known terms even where the efficiency is not known. Without bare_one, `input` is its whole
     phase.
-    `has_details`: whether details tell what the link takes; else `communication` is what all ranks wait alike.
+    `has_details`: whether details tell what the link takes; else `communication` is what all ranks wait alike. It also
+    stands for a link whose fit does not tell latency from bandwidth.
     """
     if n == 1:
         return None
@@ -217,8 +219,12 @@ def loss(
     if not has_details:
         terms["communication"] = lambda m: m["exposed_transfer"] / m[PROBE]
     elif link is not None and terms_by_kind:
-        terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in terms_by_kind), np.zeros(1))
-        terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in terms_by_kind), np.zeros(1))
+        both = {
+            "link_latency": lambda m: sum((latency(m) for latency, _ in terms_by_kind), np.zeros(1)),
+            "link_bandwidth": lambda m: sum((rest(m) for _, rest in terms_by_kind), np.zeros(1)),
+        }
+        split = is_split(rounds.measure(_paired(both["link_latency"])), rounds.measure(_paired(_link_share)))
+        terms |= both if split else {"communication": _link_share}
     else:
         terms["link_bandwidth"] = _link_share
     if strong:
@@ -239,6 +245,13 @@ def loss(
     )
     measured |= {name: rounds.agreed(terms[name], measured[name]) for name in BETWEEN_ARMS if name in terms}
     return Loss(**measured, unexplained=unexplained)
+
+
+def is_split(latency: Measured | None, whole: Measured | None) -> bool:
+    """Whether the fitted link tells more about its latency than what both of its terms take together."""
+    if latency is None or whole is None:
+        return True
+    return (latency.half_width or 0.0) <= max(NOTABLE, whole.most)
 
 
 def _paired(term: Term) -> Term:

@@ -89,11 +89,15 @@ def too_few(records: TrialRecords) -> str:
     return f"details fitted into {detailed} of {rounds} rounds, too few for an interval"
 
 
-def with_reason(verdict: Verdict, unused: Mapping[int, str]) -> Verdict:
-    """The verdict on what all ranks wait alike, with why nothing splits it. `unused`: by world size."""
+def with_reason(verdict: Verdict, unused: Mapping[int, str], fitted: bool) -> Verdict:
+    """The verdict on what all ranks wait alike, with why nothing splits it.
+
+    `unused`: by world size. `fitted`: whether details were used, and a link was fitted.
+    """
     if verdict.cause != "communication":
         return verdict
-    why = unused.get(verdict.world_size, "no details were recorded")
+    why = "the times of messages tell neither" if fitted else "no details were recorded"
+    why = unused.get(verdict.world_size, why)
     split = f"how much of it is latency, bandwidth or ranks that are late in turns cannot be separated: {why}"
     return dataclasses.replace(verdict, evidence=(*verdict.evidence, split))
 

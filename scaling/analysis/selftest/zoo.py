@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scaling.analysis.results import NO_CAUSE
-from scaling.analysis.selftest.grade import FaultCase, loss_ms, stalled, straggler_ms
+from scaling.analysis.selftest.grade import LINK, FaultCase, loss_ms, stalled, straggler_ms
 
 LATE_MS = 40
 COMMON = (
@@ -82,9 +82,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "batch_per_rank=16",
     ),
 }
-LOST = ("neighbours", "strategy_overhead", "overlap", "link_latency", "link_bandwidth")
+LOST = ("neighbours", "strategy_overhead", "overlap", *LINK)
 """What these models really lose on two cores."""
-_LINK = ("link_bandwidth", "link_latency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +105,16 @@ def _late(phase: str) -> Fault:
 
 FAULTS: Mapping[str, Fault] = {
     "late in input": _late("input"),
-    "slow link": Fault(overrides=("topology.link.rate=40mbit",), accepted=_LINK),
+    "slow link": Fault(overrides=("topology.link.rate=40mbit",), accepted=LINK),
     "late in forward": _late("forward"),
     "forgotten no_sync": Fault(
         overrides=("accumulation_steps=4", "inject.wrong_no_sync=true", "topology.link.rate=100mbit"),
-        accepted=_LINK,
+        accepted=LINK,
     ),
     "late in backward": _late("backward"),
     "slow loader": Fault(overrides=tuple(stalled("input", LATE_MS)), accepted=("input",), costs_ms=LATE_MS),
     "late in optimizer": _late("optimizer"),
-    "small buckets": Fault(
-        overrides=("ddp.bucket_cap_mb=0.01", "topology.link.rate=100mbit"), accepted=_LINK
-    ),
+    "small buckets": Fault(overrides=("ddp.bucket_cap_mb=0.01", "topology.link.rate=100mbit"), accepted=LINK),
     "late in host": _late("host"),
     "contention": Fault(overrides=("inject.contention=2",), accepted=(*NO_CAUSE, *LOST), contended=True),
 }
