@@ -45,7 +45,7 @@ from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import NOISE, verdicts
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
-from scaling.settings.plan import DETAILS, Plan, Trial
+from scaling.settings.plan import Plan, Trial
 from scaling.settings.schedule import OF_NONE, PLAIN
 
 
@@ -219,7 +219,8 @@ def _verdicts(
             invariants.without_contradicted(listed, invariants.contradictions(p, buffers_share), p.world_size)
         )
         listed = list(untracked_traffic.without_late(listed, run.usable.trial(p.world_size)))
-    listed = [details.with_reason(v, unused, plan.content.has(DETAILS)) for v in listed]
+    detailed = {p.world_size for p in points if p.loss_by_kind}
+    listed = [details.with_reason(v, unused, detailed) for v in listed]
     if plan.kind.followed:
         listed = [own_loop.in_code(v) for v in listed]
     else:

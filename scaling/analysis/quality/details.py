@@ -8,7 +8,7 @@ same rounds: the step, and what each rank computes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -89,14 +89,15 @@ def too_few(records: TrialRecords) -> str:
     return f"details fitted into {detailed} of {rounds} rounds, too few for an interval"
 
 
-def with_reason(verdict: Verdict, unused: Mapping[int, str], fitted: bool) -> Verdict:
+def with_reason(verdict: Verdict, unused: Mapping[int, str], detailed: Collection[int]) -> Verdict:
     """The verdict on what all ranks wait alike, with why nothing splits it.
 
-    `unused`: by world size. `fitted`: whether details were used, and a link was fitted.
+    `unused`: by world size. `detailed`: world sizes whose details were used.
     """
     if verdict.cause != "communication":
         return verdict
-    why = "the times of messages tell neither" if fitted else "no details were recorded"
+    used = verdict.world_size in detailed
+    why = "the times of messages tell neither" if used else "no details were recorded"
     why = unused.get(verdict.world_size, why)
     split = f"how much of it is latency, bandwidth or ranks that are late in turns cannot be separated: {why}"
     return dataclasses.replace(verdict, evidence=(*verdict.evidence, split))
