@@ -76,7 +76,7 @@ def try_model(plan: Plan, *, flops: bool = False) -> None:
 
     What takes too long, or fails where the run's devices are not, is no failure: one line on standard error says so.
     """
-    _tried(plan, TRY_S, flops=flops, time=False, step=True)
+    _tried(plan, TRY_S, flops=flops, timed=False, step=True)
 
 
 def time_model(plan: Plan, machine: Machine) -> Timing | None:
@@ -89,7 +89,7 @@ def time_model(plan: Plan, machine: Machine) -> Timing | None:
         # Its settings tell, but of a simulated device's steps they do not say what these take of this machine.
         return synthetic_timing(spec, machine) if spec.topology.device != SIMULATED else None
     limit_s = max(TRY_S, allowance_s(spec.measure) / 4)
-    lines = _tried(plan, limit_s, flops=False, time=True, step=needs_trying(spec)).splitlines()
+    lines = _tried(plan, limit_s, flops=False, timed=True, step=needs_trying(spec)).splitlines()
     timings = [line.removeprefix(TIMING) for line in lines if line.startswith(TIMING)]
     return files.decode(Timing, json.loads(timings[-1])) if timings else None
 
@@ -121,12 +121,13 @@ def _running() -> Iterator[list[int]]:
         reader.join()
 
 
-def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -> str:
+def _tried(plan: Plan, limit_s: float, *, flops: bool, timed: bool, step: bool) -> str:
     """What the process printed, also if it was ended at its limit while it timed steps."""
     spec, model = plan.spec, plan.spec.model
     limit_s *= COMPILED if spec.compile else 1
     build_device(plan)
-    asked = {"batch": plan.trials[0].batch, "flops": flops, "time": time, "step": step, "began_s": _now_s()}
+    began_s = time.monotonic()  # the machine's clock: the process reads the same one
+    asked = {"batch": plan.trials[0].batch, "flops": flops, "time": timed, "step": step, "began_s": began_s}
     try:
         # torch makes its cache's folder when it is imported, and leaves it behind.
         with tempfile.TemporaryDirectory(prefix="scaling-") as scratch:
@@ -147,7 +148,7 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -
                 f"{limit_s:.0f} s; the run goes on and shows whether it works"
             )
         return (error.stdout or b"").decode(errors="replace")
-    if done.returncode < 0 and time:  # out of memory, at a batch that the launch may not reach either
+    if done.returncode < 0 and timed:  # out of memory, at a batch that the launch may not reach either
         return done.stdout
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -164,8 +165,3 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -
 
 def _say(line: str) -> None:
     print(message(f"scaling: {line}"), file=sys.stderr)
-
-
-def _now_s() -> float:
-    """The clock that the process reads too: CLOCK_MONOTONIC is the machine's."""
-    return time.monotonic()
