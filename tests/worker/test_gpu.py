@@ -145,12 +145,17 @@ def test_fp16_trains(device):
     assert not torch.equal(before, module[0].weight)
 
 
-def test_the_device_can_be_kept_busy_with_one_small_kernel(device):
-    device.spin(0.01)
-    with device.clock.window(10):
-        begin = device.clock.stamp()
-        device.spin(0.02)
-        end = device.clock.stamp()
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_device_can_be_kept_busy_with_one_small_kernel(device, deterministic):
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        device.spin(0.01)
+        with device.clock.window(10):
+            begin = device.clock.stamp()
+            device.spin(0.02)
+            end = device.clock.stamp()
+    finally:
+        torch.use_deterministic_algorithms(False)
     first, last = device.clock.resolve([begin, end])
     assert 10 * MS < last - first < 40 * MS
 

@@ -19,7 +19,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import EventClock
 from scaling.worker.parallel.torch_private import tree_map_only
 
-_SPIN_ROWS, _SPIN_MOST = 2**17, 2**25
+_SPIN_ROWS, _SPIN_MOST = 2**17, 2**24
 """Rows of the kernel by which `spin` learns how long a row takes, and the most that it sums."""
 
 
@@ -57,18 +57,22 @@ class TorchAccelerator(Accelerator):
         self._module.synchronize(self.torch_device)
 
     def spin(self, seconds: float) -> None:
-        """A cumulative sum down two columns: a thread for each goes from row to row."""
+        """A cumulative sum down two columns of int64: a thread for each goes from row to row.
+
+        CUDA has none of floats where a training asks for deterministic algorithms.
+        """
+        ones = functools.partial(torch.ones, dtype=torch.int64, device=self.torch_device)
         if self._row_s == 0.0:
             took = []
             for _ in range(2):  # the first one also loads the kernel
                 self.synchronize()
                 begin = time.perf_counter()
-                torch.ones(_SPIN_ROWS, 2, device=self.torch_device).cumsum(0)
+                ones(_SPIN_ROWS, 2).cumsum(0)
                 self.synchronize()
                 took.append(time.perf_counter() - begin)
             self._row_s = took[-1] / _SPIN_ROWS
         rows = min(_SPIN_MOST, math.ceil(seconds / self._row_s))
-        torch.ones(rows, 2, device=self.torch_device).cumsum(0)
+        ones(rows, 2).cumsum(0)
 
     def release_memory(self) -> None:
         """Return the caching allocator's unused blocks."""

@@ -30,8 +30,9 @@ from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 LONG_S = 0.01
 """How long the kernel takes behind which a collective, or an event, waits."""
 TRIES = 3
-POOL, PRIORITIES = 32, (0, -1)
-"""torch hands out so many streams of each priority in turn (c10/cuda/CUDAStream.h)."""
+POOL, PRIORITIES = 32, (0, -1, -2, -3)
+"""torch hands out so many streams of each priority in turn (c10/cuda/CUDAStream.h). The highest one is that of NCCL's
+groups with `is_high_priority_stream`; where a device has fewer, several of these numbers mean the same streams."""
 
 _holding: dict[tuple[int, ...], bool] = {}
 """By the streams that are stamped, whether that holds up others."""
@@ -130,7 +131,8 @@ def _busy_behind(group: Any, sent: torch.Tensor, device: Accelerator, long_s: fl
     computed = torch.Event(device.type)
     computed.record()
     work = dist.all_reduce(sent, group=group, async_op=True)
-    busy = [stream for stream in pool.values() if not stream.query()]
+    here = torch.accelerator.current_stream().stream_id
+    busy = [stream for stream in pool.values() if stream.stream_id != here and not stream.query()]
     waits = not computed.query()
     work.wait()
     device.synchronize()
@@ -145,6 +147,7 @@ def hold_up(stamped: Sequence[Any], device: Accelerator) -> bool:
         kernel.add_(1)
     for stream in stamped:
         device.synchronize()
+        begin = _timed(device)
         with stream:
             device.spin(LONG_S)
             end = _timed(device)
@@ -155,7 +158,7 @@ def hold_up(stamped: Sequence[Any], device: Accelerator) -> bool:
                     kernel.add_(1)
                     passed.append(_timed(device))
         device.synchronize()
-        if any(end.elapsed_time(each) >= 0 for each in passed):
+        if any(begin.elapsed_time(each) >= begin.elapsed_time(end) for each in passed):
             return True
     return False
 

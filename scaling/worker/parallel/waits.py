@@ -148,8 +148,8 @@ class Waits:
             noted.polled = True
         return done
 
-    def _stream_waited(self, call: Callable[..., Any], waiting: Any, awaited: Any) -> Any:
-        return self._passed(waiting, self.claims.on_stream(awaited.stream_id), call, waiting, awaited)
+    def _stream_waited(self, call: Callable[..., Any], waiting: Any, stream: Any) -> Any:
+        return self._passed(waiting, self.claims.on_stream(stream.stream_id), call, waiting, stream)
 
     def _event_waited(self, call: Callable[..., Any], waiting: Any, event: Any) -> Any:
         return self._passed(waiting, self.claims.at_event(event), call, waiting, event)

@@ -105,6 +105,22 @@ def test_a_later_model_takes_the_streams_of_the_first_one():
     assert later == [first, first]
 
 
+def computing_on_a_stream_of_the_pool(rank, world):
+    """Whether the stream of the default group is found."""
+    import torch
+    import torch.distributed as dist
+
+    from scaling.worker.accelerator.devices import device_of
+    from scaling.worker.parallel.streams import stream_of
+
+    with torch.Stream("sim"):
+        return stream_of(dist.group.WORLD, device_of(torch.ones(1, device="sim"))) is not None
+
+
+def test_a_communicator_s_stream_is_told_from_the_one_that_computes():
+    assert ranks.run(computing_on_a_stream_of_the_pool, 2) == [True, True]
+
+
 def of_two_minds(rank, world, folder):
     """A loop of two ranks, of which the second one alone finds that its stamps hold up other streams."""
     from unittest.mock import patch
