@@ -94,6 +94,11 @@ class StepWork:
         return sum(o.flops for o in self.operators)
 
     @property
+    def convolves(self) -> bool:
+        """Whether any of that work is a convolution's."""
+        return any(o.flops and o.name.startswith("convolution") for o in self.operators)
+
+    @property
     def bytes(self) -> int:
         """Read and written by all operators."""
         return sum(o.bytes for o in self.operators)

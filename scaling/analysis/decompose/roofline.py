@@ -150,12 +150,13 @@ def _used(mfu: Measured, hfu: Measured, peak_is: str, above: str) -> str:
 
 
 def _why_above(work: StepWork, peak: Ceiling) -> str:
-    convolves = any(o.flops and o.name.startswith("convolution") for o in work.operators)
     winograd = "need fewer operations than are counted (Winograd)"
     if peak.name.startswith(DATA_SHEET):
         clock = "the device ran at a higher clock than its data sheet assumes"
-        return f"above 100 %: {f'some convolutions {winograd}' if convolves else clock}"
-    kind, other = ("convolutions", winograd) if convolves else ("products", "something else ran meanwhile")
+        return f"above 100 %: {f'some convolutions {winograd}' if work.convolves else clock}"
+    kind, other = (
+        ("convolutions", winograd) if work.convolves else ("products", "something else ran meanwhile")
+    )
     return f"above 100 %: {kind} of these shapes run faster than the one measured, or {other}"
 
 

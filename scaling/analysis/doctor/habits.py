@@ -150,8 +150,7 @@ def slow_products(checks: Sequence[RankCheck]) -> Iterator[Problem]:
 def _cudnn(check: RankCheck, device: str) -> _Findings:
     if device == CPU or check.work is None or not check.work.same_shapes:
         return
-    convolutions = any(o.name.startswith("convolution") for o in check.work.operators)
-    if convolutions and check.facts.get("flags.cudnn_benchmark") is False:
+    if check.work.convolves and check.facts.get("flags.cudnn_benchmark") is False:
         yield (
             "cudnn.benchmark is off, and the shapes are fixed",
             "torch.backends.cudnn.benchmark = True",

@@ -271,7 +271,7 @@ class RooflineResult:
     hfu: Measured | None = None
     """Hardware FLOPs utilisation: the same with all FLOPs that the device did."""
     peak: CeilingResult | None = None
-    """The peak in this precision: the data sheet's, else the better of product and convolution, as measured."""
+    """The peak in this precision: the data sheet's, else the best of what was measured of product and convolution."""
     peak_is: str = ""
     """What the peak is, as a phrase."""
     above: str = ""

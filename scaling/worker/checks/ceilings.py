@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,10 @@ from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
 REPEATS = 7
 REPEAT_NS = 10_000_000
 RAMP_NS = 100_000_000
-LOAD_NS = 1_000_000_000
-"""What computing in one format takes, once its kernels are ready."""
-CALL_SHARE = 0.25
+KINDS = (checkup.MATMUL, checkup.CONVOLUTION)
+LOAD_NS = 500_000_000
+"""What each kind of computing takes in one format, once its kernels are ready."""
+CALL_SHARE = 0.5
 """A kernel with a call longer than this part of it is left out."""
 CALLS_MAX, CALLS_VIRTUAL = 2**20, 16
 """Calls of a repetition at most. On a virtual clock all repetitions take the same time, so there is only one of each
@@ -67,23 +68,25 @@ class _Kernel:
     call: Callable[[], Any]
 
 
-def measure(device: Accelerator, precisions: tuple[str, ...]) -> tuple[Ceiling, ...]:
-    """All ceilings of this rank's device; products and convolutions in the given number formats.
+def measure(
+    device: Accelerator, precisions: tuple[str, ...], kinds: Iterable[str] = KINDS
+) -> tuple[Ceiling, ...]:
+    """All ceilings of this rank's device, those of `kinds` in the given number formats.
 
-    Takes about `LOAD_NS` for each format, and one second for all else.
+    Takes about `LOAD_NS` for each kind and format, and one second for all else.
     """
     with device.only_timed():
-        computing = [c for name in precisions for c in _computing(device, name)]
+        computing = [c for name in precisions for c in _computing(device, name, kinds)]
         return (*computing, *_copies(device), *_transfers(device), *_launches(device))
 
 
-def _computing(device: Accelerator, precision: str) -> tuple[Ceiling, ...]:
-    """The best rates of products and convolutions under load, without a kind that torch's build lacks."""
+def _computing(device: Accelerator, precision: str, kinds: Iterable[str]) -> tuple[Ceiling, ...]:
+    """The best rates of some kinds under load, without a kind that torch's build lacks."""
     before = matmul_tf32(), cudnn_tf32()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
         with torch.no_grad():
-            kernels = {kind + precision: make(device, _DTYPES[precision]) for kind, make in _KERNELS.items()}
+            kernels = {kind + precision: _KERNELS[kind](device, _DTYPES[precision]) for kind in kinds}
             return _under_load(device, kernels)
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
@@ -119,7 +122,7 @@ _KERNELS = {checkup.MATMUL: _products, checkup.CONVOLUTION: _convolutions}
 
 
 def _under_load(device: Accelerator, kinds: Mapping[str, Iterator[_Kernel]]) -> tuple[Ceiling, ...]:
-    """All kernels in turns for `LOAD_NS`; the best repetition of each kind after `RAMP_NS` counts.
+    """All kernels in turns, `LOAD_NS` for each kind; the best repetition of each kind after `RAMP_NS` counts.
 
     In turns, so that what disturbs one kind disturbs the others too: they are compared with each other.
     """
@@ -129,14 +132,14 @@ def _under_load(device: Accelerator, kinds: Mapping[str, Iterator[_Kernel]]) -> 
     ]
     best: dict[str, Ceiling] = {}
     repeats, turns = 0, now_ns()
-    while ready and (not repeats or (now_ns() - turns < LOAD_NS and not is_virtual())):
+    while ready and (not repeats or (now_ns() - turns < LOAD_NS * len(kinds) and not is_virtual())):
         ramped = now_ns() - begin >= RAMP_NS or is_virtual()
         repeats += ramped
         for name, kernel, calls in ready:
             took = _timed(device, kernel.call, calls)
-            if ramped:
-                rate = 1e9 * kernel.flops * calls / took
-                best[name] = _better(best.get(name), name, "FLOP/s", kernel.size, rate)
+            rate = 1e9 * kernel.flops * calls / took
+            if ramped and (name not in best or rate > best[name].best):
+                best[name] = _ceiling(name, "FLOP/s", kernel.size, rate)
     return tuple(dataclasses.replace(ceiling, repeats=repeats) for ceiling in best.values())
 
 
@@ -241,7 +244,3 @@ def _timed(device: Accelerator, work: Callable[[], Any], calls: int) -> int:
 
 def _ceiling(name: str, unit: str, size: int, best: float) -> Ceiling:
     return Ceiling(name=name, unit=unit, size=size, best=best, repeats=REPEATS)
-
-
-def _better(so_far: Ceiling | None, name: str, unit: str, size: int, best: float) -> Ceiling:
-    return so_far if so_far and so_far.best >= best else _ceiling(name, unit, size, best)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from scaling.records.checkup import SCHEMA, Kernel, KernelTable, Roofline
+from scaling.records.checkup import MATMUL, SCHEMA, Kernel, KernelTable, Roofline
 from scaling.records.files import write_json
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import is_virtual, now_ns, sleeps
@@ -25,7 +25,7 @@ from scaling.worker.checks.steps import Bench, benched
 from scaling.worker.checks.work import Layers, is_free
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.step import Loop
-from scaling.worker.parallel.torch_private import TorchDispatchMode, aten_name, packet_of, tree_leaves
+from scaling.worker.parallel.torch_private import TorchDispatchMode, aten_name, packet_of, tensors_in
 from scaling.worker.session.session import LaunchSession
 
 STEPS = 3
@@ -64,7 +64,9 @@ def note_step(session: LaunchSession, workload: Workload, precision: Precision) 
 
     def counted(bench: Bench) -> Roofline:
         work = bench.work()
-        rates = ceilings.measure(device, (asked,)) if work.flops else ()
+        # The library of convolutions alone takes 7 MiB, which a training without them would not.
+        kinds = ceilings.KINDS if work.convolves else (MATMUL,)
+        rates = ceilings.measure(device, (asked,), kinds) if work.flops else ()
         return Roofline(schema=SCHEMA, rank=session.rank, ceilings=rates, work=work)
 
     def timed(bench: Bench) -> KernelTable:
@@ -214,8 +216,8 @@ class Timing(TorchDispatchMode):
         begin = self._stamp()
         result = func(*args, **kwargs)
         end = self._stamp()
-        inputs = [t for t in tree_leaves((args, {k: v for k, v in kwargs.items() if k != "out"})) if _is(t)]
-        outputs = [t for t in tree_leaves(args[0] if result is None and args else result) if _is(t)]
+        inputs = tensors_in((args, {k: v for k, v in kwargs.items() if k != "out"}))
+        outputs = tensors_in(args[0] if result is None and args else result)
         if not outputs or not any(t.device.type == self._device.type for t in outputs):
             return result
         counter = flop_registry.get(packet_of(func))
@@ -238,10 +240,6 @@ class Timing(TorchDispatchMode):
             torch.ops.aten.alias.default(x)
             times.append(now_ns() - begin)
         return sorted(times)[len(times) // 2]
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _key(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> tuple[str, str]:

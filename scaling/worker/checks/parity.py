@@ -26,7 +26,7 @@ from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.data.workload import Workload
-from scaling.worker.parallel.torch_private import tree_leaves, tree_map_only
+from scaling.worker.parallel.torch_private import tensors_in, tree_map_only
 
 DIGEST_BYTES, SAMPLES = 12, 64
 COMPARED = 2**14
@@ -395,7 +395,7 @@ def _catch(module: torch.nn.Module, into: dict[str, Kept]) -> list[Any]:
 
     def catching(name: str) -> Callable[[Any, Any, Any], None]:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
+            tensors = tensors_in(output)
             for index, tensor in enumerate(tensors):
                 key = name or type(module).__name__
                 key = f"{key}[{index}]" if len(tensors) > 1 else key

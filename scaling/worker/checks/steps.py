@@ -20,7 +20,7 @@ from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import resident_bytes
 from scaling.worker.measure.step import Loop, step_row
-from scaling.worker.parallel.torch_private import tree_leaves
+from scaling.worker.parallel.torch_private import tensors_in
 from scaling.worker.session.session import LaunchSession
 
 WARMUP = 3
@@ -53,13 +53,13 @@ class Bench:
         loop.plain()
         with watching(self._device.type) as work:
             loop.plain()
-        shapes = [[tuple(t.shape) for t in _tensors(batch)] for batch in batches]
+        shapes = [[tuple(t.shape) for t in tensors_in(batch)] for batch in batches]
         return StepWork(
             batch=self._trial.batch,
             precision=self._plan.spec.precision,
             operators=work.operators(),
             sightings=work.sightings(),
-            input_bytes=loop.micro_steps * sum(t.numel() * t.element_size() for t in _tensors(batches[0])),
+            input_bytes=loop.micro_steps * sum(t.numel() * t.element_size() for t in tensors_in(batches[0])),
             same_shapes=all(shape == shapes[0] for shape in shapes),
             recomputed_flops=work.recomputed_flops,
         )
@@ -161,7 +161,3 @@ def benched(
         workload.module.zero_grad(set_to_none=True)
         device.release_memory()
         device.reset_peak()
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(batch) if isinstance(t, torch.Tensor)]

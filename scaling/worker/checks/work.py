@@ -8,7 +8,6 @@ import io
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from scaling.worker.parallel.torch_private import (
     last_node,
     node_in_backward,
     packet_of,
-    tree_leaves,
+    tensors_in,
 )
 
 FLOAT64 = "float64"
@@ -93,8 +92,7 @@ class Work(TorchDispatchMode):
         if is_free(func):
             return result
         packet, name = packet_of(func), str(packet_of(func)).partition(".")[2]
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         written = [t for t in outputs if not any(t is g for g in inputs)] or outputs
         counter = flop_registry.get(packet)
         flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
@@ -197,22 +195,24 @@ def _recomputing() -> bool:
     """
     if not in_backward() or not torch.is_grad_enabled():
         return False
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001
-    while frame is not None and not frame.f_code.co_filename.endswith(_CHECKPOINT):
-        frame = frame.f_back
-    return frame is not None
+    return any(name.endswith(_CHECKPOINT) for name, _ in _frames())
 
 
 def _innermost_is(part: str) -> bool:
     """Whether the innermost frame outside this file and torch's dispatching is in a file whose path has `part`."""
-    frames = (frame.filename for frame in reversed(traceback.extract_stack()))
-    outer = (name for name in frames if name != __file__ and not any(p in name for p in _DISPATCHING))
+    outer = (n for n, _ in _frames() if n != __file__ and not any(p in n for p in _DISPATCHING))
     return part in next(outer, "")
 
 
 def _place() -> str:
     """file:line of the innermost frame that is neither torch's nor ours."""
-    for frame in reversed(traceback.extract_stack()):
-        if not any(part in frame.filename for part in _OURS):
-            return f"{frame.filename}:{frame.lineno}"
+    for name, line in _frames():
+        if not any(part in name for part in _OURS):
+            return f"{name}:{line}"
     return ""
+
+
+def _frames() -> Iterator[tuple[str, int]]:
+    """(file, line) of each frame, the innermost first; `extract_stack` would keep the text of these files in memory."""
+    stack = traceback.walk_stack(sys._getframe())  # noqa: SLF001
+    return ((frame.f_code.co_filename, line) for frame, line in stack)

@@ -26,7 +26,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.data.gate import Collate, Gate, Shards, Stream, Timed, end_with_parent
 from scaling.worker.data.workload import Workload, find
-from scaling.worker.parallel.torch_private import tree_leaves
+from scaling.worker.parallel.torch_private import tensors_in
 
 BATCHES = 4
 """Number of synthetic batches, made once and used in turn."""
@@ -48,7 +48,7 @@ class Feed:
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = itertools.cycle(batches)
-        sizes = [_tensor_bytes(batch) for batch in batches]
+        sizes = [sum(t.numel() * t.element_size() for t in tensors_in(batch)) for batch in batches]
         self.held_bytes = sum(sizes)
         """Memory of all its batches."""
         self.batch_bytes = max(sizes, default=0)
@@ -208,10 +208,6 @@ class Loader(Feed):
         time.sleep(POLL_S)  # a batch that was just made is still in transit
         self._gate.shut()
         return self._ready()
-
-
-def _tensor_bytes(batch: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tree_leaves(batch) if isinstance(t, torch.Tensor))
 
 
 def open_feed(

@@ -17,10 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["ENGINE", "TorchDispatchMode", "tree_leaves", "tree_map_only"]
+__all__ = ["ENGINE", "TorchDispatchMode", "tree_map_only"]
 
 ENGINE = Variable._execution_engine  # noqa: SLF001
 """Takes callbacks for the end of backward, as FSDP's do: there is no other way to see the end of its compute."""
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def default_store() -> Any:

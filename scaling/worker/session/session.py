@@ -66,7 +66,7 @@ class Session:
             hostname=os.uname().nodename,
             launch=self.folder.index,
             world=self.world,
-            numa_nodes=_numa_nodes(),
+            numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),  # 0: unknown
             groups={str(key): list(ranks) for key, ranks in groups.items()},
             **fields,
         )
@@ -249,11 +249,6 @@ class LaunchSession(Session):
         self.stage = "end"
         self.control.meet("end", self.world)
         dist.destroy_process_group()
-
-
-def _numa_nodes() -> int:
-    """NUMA nodes of this host; 0 where the kernel does not tell."""
-    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
 
 
 def cores_of_host() -> int:

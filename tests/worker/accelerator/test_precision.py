@@ -87,7 +87,7 @@ def test_a_ceiling_is_measured_whichever_switch_was_set(new_switches, monkeypatc
     monkeypatch.setattr(ceilings, "RAMP_NS", 0)
     torch.backends.cuda.matmul.allow_tf32 = False
     new_switches("tf32")
-    assert all(found.best > 0 for found in ceilings._computing(Cpu(), "fp32"))
+    assert all(found.best > 0 for found in ceilings._computing(Cpu(), "fp32", ceilings.KINDS))
     assert matmul_tf32()
 
 

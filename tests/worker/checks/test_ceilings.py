@@ -24,11 +24,12 @@ def kernel(size, flops, call=lambda: None):
 
 
 def test_the_best_repetition_of_each_kind_counts():
-    found = {c.name: c for c in ceilings._computing(Cpu(), "fp32")}
+    found = {c.name: c for c in ceilings._computing(Cpu(), "fp32", ceilings.KINDS)}
     assert set(found) == {MATMUL + "fp32", CONVOLUTION + "fp32"}
     assert all(c.unit == "FLOP/s" and c.best > 0 and c.repeats >= 1 for c in found.values())
     assert found[MATMUL + "fp32"].size in (16, 32)
     assert found[CONVOLUTION + "fp32"].size == 4
+    assert [c.name for c in ceilings._computing(Cpu(), "fp32", [MATMUL])] == [MATMUL + "fp32"]
 
 
 def test_what_came_before_the_ramp_does_not_count(monkeypatch):
@@ -41,7 +42,7 @@ def test_what_came_before_the_ramp_does_not_count(monkeypatch):
     now = [0]
     monkeypatch.setattr(ceilings, "REPEAT_NS", 10)
     monkeypatch.setattr(ceilings, "RAMP_NS", 2_000_000)
-    monkeypatch.setattr(ceilings, "LOAD_NS", 1_900_000)
+    monkeypatch.setattr(ceilings, "LOAD_NS", 950_000)
     monkeypatch.setattr(ceilings, "now_ns", lambda: now[0])
     monkeypatch.setattr(ceilings, "_timed", timed)
     found = ceilings._under_load(Cpu(), {"first": iter([kernel(1, 100)]), "other": iter([kernel(2, 100)])})
@@ -74,5 +75,5 @@ def test_a_format_that_torch_does_not_have_is_left_out():
 
 def test_the_switches_are_as_before():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    ceilings._computing(Cpu(), "tf32")
+    ceilings._computing(Cpu(), "tf32", ceilings.KINDS)
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from scaling.config.compose import requests
+from scaling.records.checkup import SCHEMA, Roofline
+from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 from scaling.worker.accelerator.accelerator import Cpu, Precision
+from scaling.worker.checks import ceilings
 from scaling.worker.checks.checkup import Checkup
 from scaling.worker.checks.kernels import note_step
 from scaling.worker.checks.steps import Bench
@@ -42,7 +46,7 @@ def raising(error):
 
 
 def rank_of(plan, folder):
-    return SimpleNamespace(plan=plan, folder=folder, device=Cpu(), rank=0)
+    return SimpleNamespace(plan=plan, folder=folder, device=Cpu(), rank=0, lead=True)
 
 
 @pytest.mark.parametrize("error", [AssertionError(), ValueError("a tensor of ours"), KeyError("mode")])
@@ -55,6 +59,29 @@ def test_the_run_goes_on_without_a_roofline(plan, tmp_path, capsys, error):
     assert not folder.roofline(0).exists()
     assert not folder.kernels(0).exists()
     assert all(p.grad is None for p in workload.module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "kinds"),
+    [
+        (torch.nn.Linear(4, 4), (4,), ["matmul_fp32"]),
+        (torch.nn.Conv1d(4, 4, 1), (4, 4), ["matmul_fp32", "convolution_fp32"]),
+    ],
+)
+def test_convolutions_are_measured_where_a_step_has_one(plan, tmp_path, monkeypatch, layer, shape, kinds):
+    workload = Workload(
+        module=layer,
+        make_batch=lambda n, g: (torch.randn(n, *shape, generator=g), torch.zeros(n, *shape)),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=sgd,
+    )
+    monkeypatch.setattr(ceilings, "LOAD_NS", 10_000_000)
+    monkeypatch.setattr(ceilings, "_COPIES", {"cpu": (2**20,)})
+    folder = RunFolder(tmp_path).launch(0)
+    Path(folder.path).mkdir(parents=True)
+    note_step(rank_of(plan, folder), workload, Precision("fp32", "cpu"))
+    line = read_json(folder.roofline(0), Roofline, SCHEMA)
+    assert [c.name for c in line.ceilings if c.unit == "FLOP/s"] == kinds
 
 
 def test_the_doctor_notes_what_the_step_raised(plan):

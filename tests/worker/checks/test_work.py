@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+
 import pytest
 import torch
 from torch import nn
@@ -102,6 +104,12 @@ def test_an_optimizers_count_of_its_own_steps_is_none(foreach):
         optimizer.step()
     assert any(o.name.startswith(("add", "_foreach_add")) for o in work.operators())
     assert work.sightings() == ()
+
+
+def test_no_file_of_code_stays_in_memory(capsys):
+    linecache.clearcache()
+    seen(Body(lambda x: print(x.sum().item()) or x), torch.randn(2, 8))
+    assert not linecache.cache
 
 
 def test_a_branch_on_a_tensor_is_one_too():
