@@ -15,6 +15,7 @@ import polars as pl
 from scaling.analysis import invariants
 from scaling.analysis.about import Ending, quality, run_info
 from scaling.analysis.decompose import own_loop, pauses
+from scaling.analysis.decompose.drift import drifts
 from scaling.analysis.decompose.goodput import with_goodput
 from scaling.analysis.decompose.hosts import hosts, spread
 from scaling.analysis.decompose.loss import Link, base_warning, base_world_size
@@ -115,6 +116,11 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             for p in points
             for paused, stalls in [beside[p.world_size]]
         ]
+    points = [
+        dataclasses.replace(p, drifts=drifts(records[n], within[n], plan, p.overhead.floor))
+        for p in points
+        for n in [p.world_size]
+    ]
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
     if ending.ranks_per_device == 1:  # ranks that share a device are no machine of so many devices
         fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))

@@ -20,7 +20,7 @@ from scaling.settings.plan import SETTLED, Plan
 from scaling.units import UNKNOWN
 
 BESIDE = 0.05
-"""What a loop does beside its steps belongs to the answer from this share of the time on."""
+"""What a loop does beside its steps, and what changes on the way, is in the answer from this share of the time on."""
 
 
 def answer(analysis: Analysis) -> str:
@@ -31,8 +31,10 @@ def answer(analysis: Analysis) -> str:
     shared = analysis.run.ranks_per_device
     device = "GPU" if analysis.run.device == "cuda" else "device"
     largest = max(analysis.points, key=lambda p: p.world_size, default=None)
-    beside = map(text.sentence, findings.beside_lines(largest, BESIDE) if largest else ())
-    whole = " ".join((_answer(analysis), *beside))
+    beside = (
+        (*findings.beside_lines(largest, BESIDE), *findings.drift_lines(largest, BESIDE)) if largest else ()
+    )
+    whole = " ".join((_answer(analysis), *map(text.sentence, beside)))
     return f"One {device} shared by {ranks(shared)}. {whole}" if shared > 1 else whole
 
 

@@ -5,6 +5,7 @@ The measured links and the paths that NCCL chose, as sentences.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 
 from scaling.analysis.results import (
@@ -38,8 +39,11 @@ from scaling.report.text import (
     number,
     percent,
     quantity,
+    ranges,
     ranks,
+    signed,
     status_name,
+    value_of,
 )
 from scaling.units import UNKNOWN, format_bytes, format_duration
 
@@ -104,6 +108,38 @@ def beside_lines(point: Point, least: float = 0.0) -> Iterator[str]:
                     f"; steps beside it take {percent(pause.steps_beside)} of the others (A/A floor {floor})"
                 )
             yield f"{line}, {pause.wall_share:.1%} of the time" if pause.wall_share else line
+
+
+def drift_lines(point: Point, least: float = 0.0) -> Iterator[str]:
+    """Since when who takes longer or less, and what devices say: changes of `least` of the step or more."""
+    for drift in point.drifts:
+        if point.step_ms is None or abs(drift.step_more_ms.value) < least * point.step_ms.value:
+            continue
+        longer = drift.more_ms.value > 0
+        who = f"rank{'s' if len(drift.ranks) > 1 else ''} {ranges(drift.ranks)}"
+        who = "all ranks" if 1 < len(drift.ranks) == point.world_size else who
+        who = f"{who} in {PARTS[drift.phase]}" if drift.ranks else DRIFTS[drift.phase]
+        since = f"after {format_duration(drift.since_s)}" + f" of launch {drift.launch}" * (drift.launch > 0)
+        if drift.since_unix_s is not None:
+            at = dt.datetime.fromtimestamp(drift.since_unix_s, dt.timezone.utc)
+            since = f"{at:%Y-%m-%d %H:%M} UTC, {since}"
+        since = since if drift.since_step is None else f"step {drift.since_step:,} ({since})"
+        more = quantity(drift.more_ms if longer else -drift.more_ms, "ms")
+        levels = f"{quantity(drift.before_ms, 'ms')} before, {quantity(drift.after_ms, 'ms')} since"
+        line = f"{who}: {more} {'longer' if longer else 'less'} from {since} on ({levels})"
+        if drift.phase != "step":
+            line += f", the step {signed(quantity(drift.step_more_ms, 'ms'))}"
+        names = [plain(name).replace("_", " ") for name in drift.reasons]
+        before, after = drift.sm_mhz_before, drift.sm_mhz_after
+        if before and after and abs(after.value / before.value - 1) > CLOCK_CHANGES:
+            names.append(f"SM clock {value_of(before)} MHz before, {value_of(after)} since")
+        yield f"{line}; {', '.join(names)}" if names else line
+
+
+DRIFTS = {"exposed": "waits for communication", "step": "the step"}
+"""What changes where no rank's own time does."""
+CLOCK_CHANGES = 0.02
+"""Clocks that differ by less are not named."""
 
 
 def goodput_line(goodput: Goodput) -> str:

@@ -2,7 +2,7 @@
 
 The hosts of a run, as a table and as sentences.
 
-The own steps of many ranks: their distribution, and the slowest of them host by host.
+The own steps of many ranks: how far they are apart, and the slowest of them host by host.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from scaling.report.model import (
     TERMINAL,
     Block,
     Column,
-    Figure,
     Renderer,
     Table,
     lines,
     tabulated,
 )
-from scaling.report.plots.curves import spread
 from scaling.report.text import NONE, cell, count, number, quantity, ranges, sentence
 from scaling.settings.plan import Plan
 from scaling.units import format_bytes
@@ -168,11 +166,11 @@ RANKS_NOTE = (
 
 
 def rank_blocks(steps: RankSpread | None) -> tuple[Block, ...]:
-    """A sentence, the distribution on a page, and the slowest ranks."""
+    """A sentence and the slowest ranks."""
     if steps is None:
         return ()
     prose = lines(*map(sentence, rank_lines(steps)), look="prose")
-    return (prose, Figure(plot=spread(steps), on=PAGE), rank_table(steps))
+    return (prose, rank_table(steps))
 
 
 def rank_lines(steps: RankSpread) -> tuple[str, ...]:

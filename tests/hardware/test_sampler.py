@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from support.processes import alive, wait_until
 
+from scaling.hardware.sampler import SAMPLES
 from scaling.hardware.telemetry import read
 from scaling.worker.session.progress import sampling
 
@@ -44,6 +46,17 @@ def test_it_samples_while_the_launch_runs_and_ends_with_it(tmp_path, monkeypatch
     assert len(record.samples) >= 2
     assert record.samples[0].time_ns < record.samples[1].time_ns
     assert record.gpus == record.samples[0].gpus == ()
+
+
+def test_an_own_loop_is_sampled_ever_more_rarely_and_leaves_no_pulse(tmp_path, monkeypatch):
+    monkeypatch.setattr("scaling.worker.session.progress.PERIOD_S", 0.001)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    folder = Folder(tmp_path)
+    with sampling(folder, 0, first_on_host=True, own_loop=True):
+        wait_until(lambda: lines(folder.telemetry(0)) >= 300)
+    assert not folder.pulse(0).exists()
+    at = [sample.time_ns for sample in read(folder.telemetry(0)).samples]
+    assert min(late - early for early, late in pairwise(at[200:])) > (at[200] - at[0]) / SAMPLES / 2
 
 
 def test_only_the_first_rank_of_a_host_samples(tmp_path):

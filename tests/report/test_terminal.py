@@ -160,8 +160,6 @@ def spread(hostname="node-171.cluster"):
         p95_ms=40.2,
         most_ms=55.0,
         slow=1,
-        edges_ms=(39.5, 47.25, 55.0),
-        counts=(4095, 1),
         hosts=(
             HostSteps(
                 host=171,
@@ -216,9 +214,8 @@ def test_a_name_that_tries_to_break_out_is_harmless(sample):
     assert "<script>alert" not in text
 
 
-def test_wandb_has_the_distribution_and_the_slowest(sample):
+def test_wandb_has_the_slowest(sample):
     found = tables.tables(replace(sample.good(), ranks=spread()))
-    assert found["ranks"]["rows"] == [[39.5, 47.25, 4095], [47.25, 55.0, 1]]
     rows = [
         dict(zip(found["slowest_ranks"]["columns"], row, strict=True))
         for row in found["slowest_ranks"]["rows"]

@@ -65,13 +65,14 @@ class Bucket:
 class Straggler:
     """A rank that takes `extra_ns` longer in a phase, in every arm of world size 2 or more but bare_one.
 
-    `alone`: in bare_one (and at world size 1) too, that is, slow by itself.
+    `alone`: in bare_one (and at world size 1) too, that is, slow by itself. `since`: the first round in which it is.
     """
 
     rank: int
     extra_ns: float
     phase: str = "forward"
     alone: bool = False
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +248,7 @@ def compute_ns(truth: Truth, block: Block, ranks: np.ndarray) -> np.ndarray:
     )
     own = np.repeat(np.array(each)[:, None], len(ranks), axis=1)
     for straggler in truth.stragglers:
-        if together or straggler.alone:
+        if block.round >= straggler.since and (together or straggler.alone):
             own[PHASES.index(straggler.phase), ranks == straggler.rank] += straggler.extra_ns
     return own
 

@@ -4,7 +4,7 @@ With placement=spread all ranks run in sub-groups of every size, so one bare_all
 same time without any waiting. A pair of ranks is as fast as the slower of its two links. Each host is paired with two
 others (Plan.pairings), and the better pair shows the host's own link.
 
-Own steps of many ranks: their distribution, and the hosts with the slowest of them. Pure.
+Own steps of many ranks: how far they are apart, and the hosts with the slowest of them. Pure.
 """
 
 from __future__ import annotations
@@ -162,10 +162,9 @@ def _rounds(frames: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
 
 
 FEW = 16
-"""Up to so many ranks there is no need for a distribution."""
+"""Up to so many ranks a report has each of them."""
 HOSTS, RANKS = 8, 3
 """Hosts that are named, and ranks of each."""
-BINS = 40
 
 
 def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
@@ -189,7 +188,6 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
     ratios = np.nanmean(steps_ns / median[:, None], axis=0)
     steps_ms = np.nanmean(steps_ns, axis=0) * MS
     rounds = _Ranks(steps_ns, median, index["launch"].to_numpy(), numbers, plan.spec.seed, max(floor, FLOOR))
-    counts, edges = np.histogram(steps_ms, BINS)
     least, p5, middle, p95, most = np.percentile(steps_ms, [0, 5, 50, 95, 100]).tolist()
     return RankSpread(
         world_size=plan.ranks,
@@ -199,8 +197,6 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
         p95_ms=p95,
         most_ms=most,
         slow=rounds.slow(ratios),
-        edges_ms=tuple(edges.tolist()),
-        counts=tuple(counts.tolist()),
         hosts=_hosts(tables.ranks, rounds, ratios),
     )
 

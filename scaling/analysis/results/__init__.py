@@ -50,6 +50,7 @@ from scaling.analysis.results.point import (
     DataLoading,
     Degrees,
     DeviceClocks,
+    Drift,
     Goodput,
     Loss,
     LossOfKind,

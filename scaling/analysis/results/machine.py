@@ -97,10 +97,6 @@ class RankSpread:
     most_ms: float
     slow: int
     """Ranks that are slower than the median rank by more than chance."""
-    edges_ms: tuple[float, ...]
-    """Edges of equally wide bins from the least to the most."""
-    counts: tuple[int, ...]
-    """Ranks in each bin."""
     hosts: tuple[HostSteps, ...]
     """Those with the slowest ranks, the slowest first."""
 

@@ -325,6 +325,32 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """A change of level that lasts until the next one, or to the end."""
+
+    ranks: tuple[int, ...]
+    """Those whose own time changes, whatever they wait; empty: none alone."""
+    phase: str
+    """In which they change most; exposed: the waits change and no rank does; step: neither is sure."""
+    launch: int
+    since_step: int | None
+    """Own loops: the step of the training, from 0, with which the new level begins at the latest."""
+    since_s: float
+    """From the launch's first recorded step."""
+    since_unix_s: float | None
+    """None where the process did not tell when it started."""
+    before_ms: Measured
+    """The mean rank's own time in a step; else its waits, or the step."""
+    after_ms: Measured
+    more_ms: Measured
+    step_more_ms: Measured
+    reasons: tuple[str, ...] = ()
+    """Why the clocks of these ranks' devices are not higher, on the slower side, as NVML names it."""
+    sm_mhz_before: Measured | None = None
+    sm_mhz_after: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
     """Where an own loop's time went, over all launches of its folder, by rank 0. The seconds add up to `wall_s`."""
 
@@ -413,6 +439,7 @@ class Point(KeyFigures):
     pauses: tuple[Pause, ...] = ()
     stalls: tuple[Stall, ...] = ()
     """The steps of both are in no other figure."""
+    drifts: tuple[Drift, ...] = ()
     goodput: Goodput | None = None
     """Own loops alone."""
     parallel: Degrees | None = None

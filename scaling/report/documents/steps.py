@@ -42,22 +42,12 @@ def efficiency(points: Sequence[Point]) -> Iterator[Section]:
     others = [
         Figure(plot=waterfall(p), title=text.ranks(p.world_size), beside=True) for p in reversed(fallen[1:])
     ]
-    late = [
-        f"{text.ranks(p.world_size)}: {findings.straggler_line(p.straggler)}" for p in points if p.straggler
-    ]
-    phases = [
-        f"{text.ranks(p.world_size)}: {findings.phase_line(phase)}" for p in points for phase in p.phases
-    ]
     told = [
-        f"{text.ranks(p.world_size)}, tokens: {findings.tokens_line(p.tokens, p.step_ms)}"
+        f"{text.ranks(p.world_size)}{', tokens' * (line.name == 'tokens')}: {line.text}"
         for p in points
-        if p.tokens
+        for line in _told(p)
     ]
-    beside = [f"{text.ranks(p.world_size)}: {line}" for p in points for line in findings.beside_lines(p)]
-    beside += [f"{text.ranks(p.world_size)}: {findings.goodput_line(p.goodput)}" for p in points if p.goodput]
-    yield Section(
-        title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late, *phases, *told, *beside)), on=PAGE
-    )
+    yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*told)), on=PAGE)
     for point in fallen[:1]:
         if point.loss is not None and point.world_size > 1:
             bars = waterfall_bars(point.loss, point.efficiency)
@@ -84,7 +74,8 @@ def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
             yield Section(title=title, blocks=tuple(blocks), on=TERMINAL)
 
 
-def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]:
+def _told(point: Point) -> Iterator[Line]:
+    """Who is late, and what a loop does on the way."""
     if point.straggler is not None:
         yield Line(name="straggler", text=findings.straggler_line(point.straggler), tone="alarm")
     for phase in point.phases:
@@ -93,8 +84,14 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
         yield Line(name="tokens", text=findings.tokens_line(point.tokens, point.step_ms))
     for line in findings.beside_lines(point):
         yield Line(name="beside steps", text=f"{line}{findings.BETWEEN}")
+    for line in findings.drift_lines(point):
+        yield Line(name="drift", text=line)
     if point.goodput is not None:
         yield Line(name="goodput", text=findings.goodput_line(point.goodput))
+
+
+def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]:
+    yield from _told(point)
     if point.loader is not None:
         yield Line(name="batches", text=findings.loader_line(point.loader))
     if point.comm is not None:

@@ -1,17 +1,14 @@
 """Throughput and latency against the batch.
 
 Bus bandwidth against message size: measured, fitted, nominal, and where the model's buckets lie.
-
-The own steps of many ranks as a histogram.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
-from scaling.analysis.results import FabricLevel, InferenceCase, Measured, RankSpread, TrainingCase
+from scaling.analysis.results import FabricLevel, InferenceCase, Measured, TrainingCase
 from scaling.report import cases, findings, text
 from scaling.report.plots.base import DASHES, HUES, SYMBOLS, Json, Plot, layout, line, safe, slug, whiskers
 from scaling.units import format_bytes
@@ -147,28 +144,3 @@ def _fit(level: FabricLevel, low: int, high: int) -> list[Json]:
     beta_s = 8e-9 / level.busbw_gbit_s.value
     busbw = [8e-9 * m / (level.world_size * alpha_s + m * beta_s) for m in sizes]
     return [line(sizes, busbw, "$second", "dash") | {"name": "alpha-beta fit", "hoverinfo": "skip"}]
-
-
-def spread(steps: RankSpread) -> Plot:
-    """How many ranks have which own step."""
-    edges = steps.edges_ms
-    middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
-    hover = [
-        f"{text.number(low)} to {text.number(high)} ms: {text.count(many, 'rank')}"
-        for low, high, many in zip(edges, edges[1:], steps.counts, strict=False)
-    ]
-    bars: Json = {"type": "bar", "x": middles, "y": [many or None for many in steps.counts]}
-    bars |= {"width": [edges[1] - edges[0]] * len(middles), "marker": {"color": "$accent"}}
-    bars |= {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
-    drawn = layout("own step (ms)", "ranks (log scale)")
-    drawn["yaxis"] |= {"type": "log", "dtick": 1}
-    drawn["bargap"] = 0
-    return Plot(
-        name=slug("ranks", steps.world_size),
-        label=f"Own steps of {text.ranks(steps.world_size)}: {text.number(steps.least_ms)} to "
-        f"{text.number(steps.most_ms)} ms, median {text.number(steps.median_ms)} ms",
-        caption="Without DDP, while every rank is at work; the mean of each rank over the rounds.",
-        height_px=260,
-        data=[bars],
-        layout=drawn,
-    )

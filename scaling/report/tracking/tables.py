@@ -13,7 +13,6 @@ from scaling.analysis.results import (
     Analysis,
     Comparison,
     Fabric,
-    HostSpeed,
     InferenceCase,
     Loss,
     Measured,
@@ -84,12 +83,12 @@ def tables(analysis: Analysis) -> Json:
         "loss_waterfall": _table([row for p in analysis.points for row in waterfall_rows(p)]),
         "buckets": _table([row for p in analysis.points for row in _buckets(p)]),
         "fabric_curve": _table(_fabric_rows(analysis.fabric)),
-        "hosts": _table([_host_row(h) for h in slowest(analysis.hosts, ON_PAGE)]),
-        "ranks": _table(_rank_rows(analysis.ranks)),
+        "hosts": _table([_told(h) for h in slowest(analysis.hosts, ON_PAGE)]),
         "slowest_ranks": _table(_slowest_rows(analysis.ranks)),
-        "phases": _table([spread(named("{}", phase)) for p in analysis.points for phase in p.phases]),
-        "pauses": _table([spread(named("{}", pause)) for p in analysis.points for pause in p.pauses]),
-        "stalls": _table([spread(named("{}", stall)) for p in analysis.points for stall in p.stalls]),
+        **{
+            name: _table([_told(each) for p in analysis.points for each in getattr(p, name)])
+            for name in ("phases", "pauses", "stalls", "drifts")
+        },
         "inference": _table([_case_row(analysis, r) for r in analysis.inference]),
         "strategies": _table(
             [
@@ -147,20 +146,10 @@ def _fabric_rows(fabric: Fabric) -> list[Json]:
     ]
 
 
-def _host_row(host: HostSpeed) -> Json:
-    told = {"ranks": ", ".join(map(str, host.ranks)), "slow_in": ", ".join(host.slow_in)}
-    return spread(named("{}", host) | told)
-
-
-def _rank_rows(steps: RankSpread | None) -> list[Json]:
-    """How many ranks have which own step."""
-    if steps is None:
-        return []
-    edges = steps.edges_ms
-    return [
-        {"own_step_ms_from": low, "own_step_ms_to": high, "ranks": many}
-        for low, high, many in zip(edges, edges[1:], steps.counts, strict=False)
-    ]
+def _told(result: Any) -> Json:
+    """The fields of a result, lists as texts."""
+    fields = named("{}", result).items()
+    return spread({key: ", ".join(map(str, v)) if isinstance(v, tuple) else v for key, v in fields})
 
 
 def _slowest_rows(steps: RankSpread | None) -> list[Json]:

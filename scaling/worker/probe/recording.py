@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import ScalingError, let_go, raise_from_signal
 from scaling.records.format import BASELINE, RecordedBlock
+from scaling.settings.topology import CPU
 from scaling.worker.accelerator.devices import device_of
 from scaling.worker.parallel.guard import Guard, words
 from scaling.worker.parallel.streams import find
@@ -29,6 +31,7 @@ from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.steps import Steps
 from scaling.worker.probe.track import Track
 from scaling.worker.session.control import Aborted, Control
+from scaling.worker.session.progress import sampling
 from scaling.worker.session.session import Session
 
 PATIENCE = timedelta(seconds=300)
@@ -95,6 +98,11 @@ class Recording:
             device=device,
             control=Control(agreement.store, agreement.rank, patience_s=patience_s, waiting=device.waiting),
         )
+        sampled = contextlib.ExitStack()
+        first = device.type != CPU and agreement.hosts.index(agreement.host) == agreement.rank
+        with let_go(OSError, ValueError):  # then nothing is sampled
+            sampled.enter_context(sampling(folder, agreement.host, first_on_host=first, own_loop=True))
+        self._undo.append(sampled.close)
         before, Guard.told = Guard.told, self._failed
         self._undo.append(lambda: setattr(Guard, "told", before))
         called, *more = stages_of(self._model) or [self._model]

@@ -86,12 +86,17 @@ END_S = 5
 
 
 @contextlib.contextmanager
-def sampling(folder: LaunchFolder, host: int, *, first_on_host: bool) -> Iterator[None]:
-    """Sample while inside. The sampler ends if the rank dies (it sets PR_SET_PDEATHSIG)."""
+def sampling(
+    folder: LaunchFolder, host: int, *, first_on_host: bool, own_loop: bool = False
+) -> Iterator[None]:
+    """Sample while inside. The sampler ends if the rank dies (it sets PR_SET_PDEATHSIG).
+
+    `own_loop`: no pulses, and ever more rarely.
+    """
     if not first_on_host:
         yield
         return
-    files = [str(folder.telemetry(host)), str(folder.pulse(host))]
+    files = [str(folder.telemetry(host)), "" if own_loop else str(folder.pulse(host))]
     arguments = [*files, str(host), str(PERIOD_S), str(os.getpid()), BEATS]
     process = subprocess.Popen(
         [sys.executable, "-m", "scaling.hardware.sampler", *arguments],

@@ -108,7 +108,7 @@ def test_a_week_s_records_fit_into_a_few_megabytes(tmp_path):
     steps(WARMUP + written * ROUND_STEPS)
     each = path.stat().st_size / written
     assert written < SLOTS_WHOLE  # so all of them are there
-    assert each * rounds(WEEK // ROUND_STEPS) < 16 * 2**20
+    assert each * rounds(WEEK // ROUND_STEPS) < 4 * 2**20
 
 
 def test_after_a_week_a_step_more_costs_a_line_now_and_then(tmp_path):

@@ -1,0 +1,48 @@
+"""`drift_ranks.py RANK STORE FOLDER`: loops on two Gloo ranks; from step SINCE on, the second one takes NAP_S more."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling import Probe
+
+STEPS, SINCE, NAP_S, SHORT_S = 505, 255, 0.015, 0.01
+LOOPS = ("slows", "even")
+
+
+def train(kind: str, rank: int, folder: Path) -> None:
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Probe(model, run_dir=folder) as probe:
+        for step in range(STEPS):
+            with probe.step():
+                time.sleep(SHORT_S)
+                loss = model(torch.ones(8, 64)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                time.sleep(NAP_S * (kind == "slows" and rank == 1 and step >= SINCE))
+
+
+def main(rank: int, store: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    for kind in LOOPS:
+        train(kind, rank, folder / kind)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(None))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
