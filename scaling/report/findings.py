@@ -124,9 +124,12 @@ def drift_lines(point: Point, least: float = 0.0) -> Iterator[str]:
             at = dt.datetime.fromtimestamp(drift.since_unix_s, dt.timezone.utc)
             since = f"{at:%Y-%m-%d %H:%M} UTC, {since}"
         since = since if drift.since_step is None else f"step {drift.since_step:,} ({since})"
-        more = quantity(drift.more_ms if longer else -drift.more_ms, "ms")
+        more = (
+            f"{quantity(drift.more_ms if longer else -drift.more_ms, 'ms')} {'longer' if longer else 'less'}"
+        )
+        more += " against the others" * (0 < len(drift.ranks) < point.world_size)
         levels = f"{quantity(drift.before_ms, 'ms')} before, {quantity(drift.after_ms, 'ms')} since"
-        line = f"{who}: {more} {'longer' if longer else 'less'} from {since} on ({levels})"
+        line = f"{who}: {more} from {since} on ({levels})"
         if drift.phase != "step":
             line += f", the step {signed(quantity(drift.step_more_ms, 'ms'))}"
         names = [plain(name).replace("_", " ") for name in drift.reasons]

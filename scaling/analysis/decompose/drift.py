@@ -62,7 +62,7 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan, floor: float) -> t
         ranks, more = [column - 2 for column in columns if column > 1], after - before
         if ranks and (others := sorted({*range(2, 2 + own_ns.shape[1])} - {*columns})):
             apart = levels_of(here[:, columns].mean(axis=1) - here[:, others].mean(axis=1), split)
-            more = min(more, apart[1] - apart[0], key=lambda m: m.half_width or math.inf)
+            more = apart[1] - apart[0]
         phase = "exposed" if columns == [1] else "step"
         if ranks:
             grids = [every[name][whole][first:last, ranks] for name in OWN_PHASES]

@@ -343,6 +343,7 @@ class Drift:
     """The mean rank's own time in a step; else its waits, or the step."""
     after_ms: Measured
     more_ms: Measured
+    """Against the mean of the ranks that do not change, where there are some."""
     step_more_ms: Measured
     reasons: tuple[str, ...] = ()
     """Why the clocks of these ranks' devices are not higher, on the slower side, as NVML names it."""

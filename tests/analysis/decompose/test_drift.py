@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.own_loops import own_loop
 
 from scaling.analysis.decompose.drift import _apart, changed, changes, drifts
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.clocks import DeviceSamples, with_telemetry
+from scaling.cli.pipeline import rebuild
 from scaling.hardware.nvml import REASONS
 from scaling.records.frames import in_memory
+from scaling.records.paths import RunFolder
 from scaling.report import findings
+from scaling.report.answer import answer
+from scaling.report.tracking import tables
 from scaling.settings.plan import OWN_LOOP
 
 RANKS, ROUNDS, SINCE, LATE = 4, 60, 33, 2
@@ -131,4 +137,22 @@ def test_a_power_cap_that_begins_at_the_same_time_is_named(slowed):
     assert line.startswith(f"rank {LATE} in backward: ")
     assert line.endswith("; power cap, SM clock 1980 MHz before, 1410 since")
     assert "ms ±" in line
-    assert " longer from step " in line
+    assert " longer against the others from step " in line
+
+
+def test_every_report_of_an_own_loop_has_it_and_the_answer_from_a_twentieth_of_the_step_on(cluster, tmp_path):
+    late = cluster.Straggler(rank=1, extra_ns=2 * MORE_MS * 1e6, phase="optimizer", since=20)
+    truth = cluster.Truth(
+        world_sizes=(2,), rounds=40, steps=3, lead_in=0, detailed=(0, 1), stragglers=(late,)
+    )
+    folder = RunFolder(own_loop(truth, tmp_path / "own"))
+    rebuilt = rebuild(folder)
+    said = r"rank 1 in optimizer: (7\.[89]|8)[^ ]* ms .* longer against the others from step "
+    assert re.search(said.replace("rank", "Rank", 1), answer(rebuilt.analysis))
+    for path in (folder.report_txt, folder.report_html):
+        text = " ".join(path.read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ").split())
+        assert re.search(said, text)
+    rows = tables.tables(rebuilt.analysis)["drifts"]
+    (row,) = (dict(zip(rows["columns"], each, strict=True)) for each in rows["rows"])
+    assert (row["ranks"], row["phase"]) == ("1", "optimizer")
+    assert row["more_ms_low"] < 2 * MORE_MS < row["more_ms_high"]
