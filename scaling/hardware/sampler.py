@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> None:
     host, period_s, parent = int(arguments[2]), float(arguments[3]), int(arguments[4])
     # SIGTERM is blocked and waited for, since a handler that sets a threading.Event deadlocks where it interrupts the
     # holder of the event's lock. It is blocked before NVML starts threads, so that they block it too.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # A terminal sends SIGINT to the parent too, which then ends this.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     # PR_SET_PDEATHSIG: the process ends with its parent even while a driver does not answer.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the line above
