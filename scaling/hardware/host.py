@@ -1,4 +1,4 @@
-"""Read a host's load, memory, clocks and network ports from /proc and /sys."""
+"""Read a host's load, memory, clocks and network cards from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from typing import Any
 
 from scaling.reading import system_number, system_text
 
-_PORT = (
-    "port_xmit_data",
-    "port_rcv_data",
-    "port_xmit_wait",
-    "symbol_error",
-    "link_downed",
-    "port_rcv_errors",
-)
-"""Counters in sysfs, infiniband/<device>/ports/<n>/counters. Data is in words of 4 bytes, xmit_wait in ticks."""
-_ROCE = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "np_cnp_sent", "rp_cnp_handled")
-"""Counters in hw_counters of RoCE ports."""
 _TICK_NS = 10_000_000
 _BRIDGE_CLASS = "0x0604"
 _ACS = 0x000D
@@ -49,8 +38,6 @@ class Host:
             "pressure_ns": {name: self._pressure(name) for name in ("cpu", "memory", "io")},
             "memory_available_bytes": self._memory_available(),
             "temperature_c": self._temperature(),
-            "network": self._network(),
-            "ports": self._ports(),
         }
 
     def pci_path(self, address: str) -> list[str]:
@@ -71,17 +58,12 @@ class Host:
                 device = entry / "device"
                 if not device.exists():
                     continue
-                rates = [system_text(port / "rate") for port in sorted(entry.glob("ports/*"))]
-                speed = system_number(entry / "speed")
                 nics.append(
                     {
                         "name": entry.name,
                         "kind": kind,
                         "pci": self.pci_path(device.resolve().name),
                         "numa_node": _node(system_number(device / "numa_node")),
-                        "rate": rates[0] if rates else f"{speed} Mb/sec" if speed and speed > 0 else None,
-                        "state": system_text(entry / "operstate")
-                        or next((system_text(p / "state") for p in sorted(entry.glob("ports/*"))), None),
                     }
                 )
         return nics
@@ -130,33 +112,6 @@ class Host:
         zones = (self._root / "sys/class/thermal").glob("thermal_zone*/temp")
         readings = [t for t in map(system_number, zones) if t is not None]
         return max(readings) / 1000 if readings else None
-
-    def _network(self) -> dict[str, dict[str, int]]:
-        """Counters by interface in this network namespace; sysfs may show those of another one."""
-        counters = {}
-        for line in (system_text(self._root / "proc/self/net/dev") or "").split("\n")[2:]:
-            name, _, rest = line.partition(":")
-            values = rest.split()
-            if len(values) >= 12:
-                keys = {
-                    "rx_bytes": 0,
-                    "rx_errors": 2,
-                    "rx_dropped": 3,
-                    "tx_bytes": 8,
-                    "tx_errors": 10,
-                    "tx_dropped": 11,
-                }
-                counters[name.strip()] = {key: int(values[i]) for key, i in keys.items()}
-        return counters
-
-    def _ports(self) -> dict[str, dict[str, int | None]]:
-        """Counters by InfiniBand or RoCE port."""
-        ports: dict[str, dict[str, int | None]] = {}
-        for port in sorted((self._root / "sys/class/infiniband").glob("*/ports/*")):
-            counters = {n: system_number(port / "counters" / n) for n in _PORT}
-            roce = {n: v for n in _ROCE if (v := system_number(port / "hw_counters" / n)) is not None}
-            ports[f"{port.parent.parent.name}/{port.name}"] = {**counters, **roce}
-        return ports
 
 
 def distance(a: list[str], b: list[str], *, nodes: tuple[int | None, int | None]) -> str | None:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-_TOTAL = 2**32 - 1
-"""Scope of a field value: all links of a device (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*)."""
-_P2P_READ = 0
-"""nvml.h, NVML_P2P_CAPS_INDEX_READ. The binding defines it as a tuple, which its own functions do not accept."""
-_AFFINITY_WORDS = 16
-"""Words of 64 processors each."""
 
 REASONS = {
     "idle": 0x1,
@@ -69,8 +62,6 @@ class Gpus:
         pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
         mig = ask(nvml.nvmlDeviceGetMigMode, handle)
         ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-        affinity = ask(nvml.nvmlDeviceGetCpuAffinity, handle, _AFFINITY_WORDS)
         return {
             "index": index,
             "lost": self._lost[index],
@@ -78,9 +69,7 @@ class Gpus:
             "name": _text(ask(nvml.nvmlDeviceGetName, handle)),
             "pci": None if pci is None else _text(pci.busId).lower()[-12:],
             "driver": _text(ask(nvml.nvmlSystemGetDriverVersion)),
-            "cuda_driver": ask(nvml.nvmlSystemGetCudaDriverVersion_v2),
             "vbios": _text(ask(nvml.nvmlDeviceGetVbiosVersion, handle)),
-            "memory_bytes": None if memory is None else int(memory.total),
             "persistence": _as(bool, ask(nvml.nvmlDeviceGetPersistenceMode, handle)),
             "mig": None if mig is None else bool(mig[0]),
             "ecc": None if ecc is None else bool(ecc[0]),
@@ -90,7 +79,6 @@ class Gpus:
             "power_limit_mw": ask(nvml.nvmlDeviceGetPowerManagementLimit, handle),
             "power_default_mw": ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
             "sm_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
             "sm_application_mhz": ask(nvml.nvmlDeviceGetApplicationsClock, handle, nvml.NVML_CLOCK_SM),
             "sm_application_default_mhz": ask(
                 nvml.nvmlDeviceGetDefaultApplicationsClock, handle, nvml.NVML_CLOCK_SM
@@ -98,24 +86,12 @@ class Gpus:
             "pcie_max_generation": ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
             "pcie_max_width": ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
             "nvlinks": self._nvlinks(handle),
-            "cpus": None if affinity is None else _bits(affinity),
-            "peers": self._peers(index, handle),
         }
 
     def _sample(self, index: int, handle: Any) -> dict[str, Any]:
         nvml, ask = self._nvml, self._ask
         memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         utilisation = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-        counters = self._fields(
-            handle,
-            {
-                # Bindings older than R555 lack the names. A driver without a field reports that for each field.
-                "pcie_tx_bytes": getattr(nvml, "NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 197),
-                "pcie_rx_bytes": getattr(nvml, "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", 198),
-                "nvlink_tx_kib": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _TOTAL),
-                "nvlink_rx_kib": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _TOTAL),
-            },
-        )
         return {
             "sm_mhz": ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             "memory_mhz": ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
@@ -127,7 +103,6 @@ class Gpus:
             "processes": _as(len, ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)),
             "pcie_generation": ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
             "pcie_width": ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-            **counters,
             "ecc_uncorrected": ask(
                 nvml.nvmlDeviceGetTotalEccErrors,
                 handle,
@@ -170,21 +145,6 @@ class Gpus:
         ]
         return [bool(state) for state in states if state is not None] or None
 
-    def _peers(self, index: int, handle: Any) -> list[bool | None]:
-        """Whether this device may read each peer's memory; None for itself and where it is not known."""
-        nvml = self._nvml
-        states = [
-            None if other == index else self._ask(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_READ)
-            for other, peer in enumerate(self._handles)
-        ]
-        return [None if state is None else state == 0 for state in states]  # NVML_P2P_STATUS_OK
-
-    def _fields(self, handle: Any, wanted: dict[str, Any]) -> dict[str, int | None]:
-        values = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, list(wanted.values()))
-        if values is None:
-            return dict.fromkeys(wanted)
-        return {n: _field(v) for n, v in zip(wanted, values, strict=True)}
-
     def _register(self) -> Any | None:
         """Subscribe to critical Xids, where the driver supports that."""
         events = self._ask(self._nvml.nvmlEventSetCreate)
@@ -213,15 +173,6 @@ def reasons_of(bits: int) -> tuple[str, ...]:
     return tuple(name for name, bit in REASONS.items() if bits & bit)
 
 
-def _field(value: Any) -> int | None:
-    """An integer field value; None for a floating one, or where NVML gave an error."""
-    if value.nvmlReturn != 0:
-        return None
-    names = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-    name = names.get(value.valueType)
-    return None if name is None else int(getattr(value.value, name))
-
-
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
@@ -229,7 +180,3 @@ def _text(value: Any) -> Any:
 def _as(convert: Callable[[Any], T], value: Any) -> T | None:
     """A value of NVML, converted; None where it has none."""
     return None if value is None else convert(value)
-
-
-def _bits(words: Iterable[int]) -> list[int]:
-    return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1]

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 SCHEMA = 1
 GROUPS = ("pressure_ns", "network", "ports")
-"""What the system has several of; its other values are one figure each."""
+"""What the system has several of, in older files too; its other values are one figure each."""
 _COUNTS: set[Any] = {int, bool, type(None)}
 _FIGURES: set[Any] = {*_COUNTS, float}
 _TEXTS: set[Any] = {str, type(None)}

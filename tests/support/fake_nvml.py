@@ -73,8 +73,6 @@ class FakeNvml:
     NVML_TEMPERATURE_GPU = 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
     NVML_NVLINK_MAX_LINKS = 36
-    NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_FI_DEV_PCIE_COUNT_RX_BYTES = 197, 198
-    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
     nvmlEventTypeXidCriticalError = 8
 
     def __init__(self, count: int = 4) -> None:
@@ -119,9 +117,6 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self):
         return self.gpus[0].driver
 
-    def nvmlSystemGetCudaDriverVersion_v2(self):
-        return 12080
-
     def nvmlEventSetCreate(self):
         return object()
 
@@ -151,19 +146,8 @@ class FakeNvml:
             raise NVMLError("not supported")
         return int(gpu.links[link])
 
-    def _P2PStatus(self, gpu, other, capability):
-        assert capability == 0
-        return 0
-
-    def _CpuAffinity(self, gpu, words):
-        return [2**8 - 1 << (8 if gpu.index >= 2 else 0), *[0] * (words - 1)]
-
     def _UtilizationRates(self, gpu):
         return SimpleNamespace(gpu=gpu.utilisation)
 
     def _ComputeRunningProcesses(self, gpu):
         return [object()] * gpu.processes
-
-    def _FieldValues(self, gpu, ids):
-        value = SimpleNamespace(ullVal=1000 + gpu.index)
-        return [SimpleNamespace(nvmlReturn=0, valueType=3, value=value) for _ in ids]
