@@ -85,7 +85,8 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan, floor: float) -> t
 
 def _apart(own_ns: Floats) -> Floats:
     """Each rank's own time less the mean of the others', in which what they have in common cancels; rounds x ranks."""
-    return own_ns - (own_ns.sum(axis=1, keepdims=True) - own_ns) / max(1, own_ns.shape[1] - 1)
+    others: Floats = (own_ns.sum(axis=1, keepdims=True) - own_ns) / max(1, own_ns.shape[1] - 1)
+    return own_ns - others
 
 
 def changed(series: Floats, at: int, floor: float) -> list[int]:
@@ -204,7 +205,7 @@ def _devices(
     shown = shown.join(side, on=["launch", "round"])
     sides = [shown.filter(pl.col("after") == after) for after in (False, True)]
     mhz = [
-        Measured(float(x.mean()), n=len(x)) if len(x := each["sm_mhz"].drop_nulls()) else None
+        Measured(float(x.to_numpy().mean()), n=len(x)) if len(x := each["sm_mhz"].drop_nulls()) else None
         for each in sides
     ]
     fast, slow = ([each["reasons"].drop_nulls().to_numpy() for each in sides])[:: 1 if longer else -1]
