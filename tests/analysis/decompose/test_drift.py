@@ -58,7 +58,7 @@ def named(series):
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.6, 0.8])
 def test_nothing_is_named_in_steady_noise(rho):
-    lengths = (25, 40, 100, 400)
+    lengths = (30, 40, 100, 400)
     alarms = [bool(named(loop(seed, rounds, rho))) for rounds in lengths for seed in range(50)]
     assert sum(alarms) <= 0.01 * len(alarms)
 
