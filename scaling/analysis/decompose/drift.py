@@ -34,7 +34,7 @@ from scaling.settings.schedule import PLAIN, PROBE
 ROUNDS_MIN, SIDE_MIN = 30, 5
 """Rounds in which a change can be told, and those on either side of it; a side has a twentieth of them at least."""
 CHANCE, FEW = 0.005, 40
-"""Probability that a long steady run is split, whatever the number of its ranks. With N independent rounds the statistic
+"""Probability that a long steady run is split, whatever the number of ranks. With N independent rounds the statistic
 has to be 1 + FEW / N times as large: by trial, for less than 1 % of short runs at autocorrelations up to 0.8."""
 CAUSES, OFTEN = {name: bit for name, bit in REASONS.items() if name != "idle"}, 0.5
 """Reasons of a device that are named where their share of the rounds is so much larger on the slower side."""
