@@ -117,7 +117,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             for paused, stalls in [beside[p.world_size]]
         ]
     points = [
-        dataclasses.replace(p, drifts=drifts(records[n], within[n], plan, p.overhead.floor))
+        dataclasses.replace(p, drifts=drifts(records[n], within[n], plan))
         for p in points
         for n in [p.world_size]
     ]

@@ -6,7 +6,7 @@ JASA 105(491), 2010), which needs no estimate of how much a round is like the on
 order, so that a few slow rounds count no more than others. Both sides of a change are looked at in turn.
 
 What has changed is told by the means on both sides: ranks by their own times, else the waits, else the step alone. A
-change that may be below the A/A floor or 1 % of the step is none.
+change that may be below 1 % of the step is none.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from scaling.settings.schedule import PLAIN, PROBE
 
 ROUNDS_MIN, SIDE_MIN = 30, 5
 """Rounds in which a change can be told, and those on either side of it; a side has a twentieth of them at least."""
-CHANCE, FEW = 0.005, 40
+CHANCE, FEW = 0.01, 40
 """Probability that a long steady run is split, whatever the number of ranks. With N independent rounds the statistic
 has to be 1 + FEW / N times as large: by trial, for less than 1 % of short runs at autocorrelations up to 0.8."""
+FAR = 5 / 0.6745
+"""Rounds are far out beyond so many median distances from their side's median: five standard deviations of a normal."""
 CAUSES, OFTEN = {name: bit for name, bit in REASONS.items() if name != "idle"}, 0.5
 """Reasons of a device that are named where their share of the rounds is so much larger on the slower side."""
 
 
-def drifts(records: TrialRecords, tables: Tables, plan: Plan, floor: float) -> tuple[Drift, ...]:
-    """In order of time. `tables`: of the launches of the records; `floor`: A/A, as a share of the step."""
+def drifts(records: TrialRecords, tables: Tables, plan: Plan) -> tuple[Drift, ...]:
+    """In order of time. `tables`: of the launches of the records."""
     if records.index.height < ROUNDS_MIN:
         return ()
     every = records.by_rank(PROBE, detailed=None if records.light is None else False)
@@ -53,7 +55,7 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan, floor: float) -> t
     listed, places = [], changes(series)
     for first, at, last in zip([0, *places], places, [*places[1:], len(series)], strict=False):
         here, split = series[first:last], at - first
-        columns = changed(here, split, floor)
+        columns = changed(here, split)
         if not columns:
             continue
         (old, new), (before, after) = (
@@ -89,15 +91,15 @@ def _apart(own_ns: Floats) -> Floats:
     return own_ns - others
 
 
-def changed(series: Floats, at: int, floor: float) -> list[int]:
-    """The columns that surely change at a round by more than `floor` (a share of the step); of ranks, all one way.
+def changed(series: Floats, at: int) -> list[int]:
+    """The columns that surely change at a round by more than FLOOR of the step; of ranks, all one way.
 
     `series`: the step, the waits, each rank's own time, and that apart from the others'. A rank has changed if its own
     time surely has, or if it surely has apart from the others and it is not they who have. Ranks come before the waits,
     which follow from them, and the waits before the step. Intervals hold for all columns at once.
     """
     levels = [levels_of(column, at) for column in series.T]
-    bar, ranks = max(floor, FLOOR) * levels[0][0].value, (len(levels) - 2) // 2
+    bar, ranks = FLOOR * levels[0][0].value, (len(levels) - 2) // 2
     mores = [after - before for before, after in levels]
     sure = [among(more, len(mores)).differs_from(0, by=bar) for more in mores]
     late = [
@@ -168,10 +170,17 @@ def chance(statistic: float) -> float:
 def levels_of(values: Floats, at: int) -> tuple[Measured, Measured]:
     """The means before and from a round on. Rounds that are alike are averaged first (own_loop.units)."""
     side = (np.arange(len(values)) >= at).astype(np.int64)
-    away = values - np.where(side, values[at:].mean(), values[:at].mean())
-    unit = units(away, side)
+    values = np.concatenate([_within(part) for part in np.split(values, [at])])
+    unit = units(values - np.where(side, values[at:].mean(), values[:at].mean()), side)
     means = np.bincount(unit, values) / np.bincount(unit)
     return _mean(values[:at], means[: unit[at]]), _mean(values[at:], means[unit[at] :])
+
+
+def _within(values: Floats) -> Floats:
+    """Values without what is far out: those of a pause of the machine are moved to the limit (winsorised)."""
+    middle = np.median(values)
+    limit = FAR * float(np.median(np.abs(values - middle)))
+    return np.clip(values, middle - limit, middle + limit) if limit else values
 
 
 def _mean(values: Floats, means: Floats) -> Measured:

@@ -25,7 +25,6 @@ from scaling.settings.plan import OWN_LOOP
 RANKS, ROUNDS, SINCE, LATE = 4, 60, 33, 2
 MORE_MS = 4.0
 """A tenth of what a rank does by itself."""
-FLOOR = 0.01
 
 
 def autocorrelated(rng, rounds, columns, rho, sigma):
@@ -52,7 +51,7 @@ def named(series):
     """(round, columns) of each change that is told."""
     places = [0, *changes(series), len(series)]
     each = zip(places, pairwise(places[1:]), strict=False)
-    told = [(at, changed(series[first:last], at - first, FLOOR)) for first, (at, last) in each]
+    told = [(at, changed(series[first:last], at - first)) for first, (at, last) in each]
     return [(at, columns) for at, columns in told if columns]
 
 
@@ -95,7 +94,7 @@ def slowed(measure, cluster):
 
 def test_the_rank_that_slows_down_since_when_and_by_how_much(slowed):
     records, tables, plan = slowed(LATE)
-    (drift,) = drifts(records, tables, plan, FLOOR)
+    (drift,) = drifts(records, tables, plan)
     assert (drift.ranks, drift.phase, drift.reasons) == ((LATE,), "backward", ())
     measure = plan.spec.measure
     assert abs(drift.since_step - measure.warmup_max - SINCE * measure.steps) <= measure.steps
@@ -107,14 +106,14 @@ def test_the_rank_that_slows_down_since_when_and_by_how_much(slowed):
 
 
 def test_where_all_slow_down_all_are_named_and_the_step_is_as_much_longer(slowed):
-    (drift,) = drifts(*slowed(*range(RANKS), phase="optimizer", drift=0.0), FLOOR)
+    (drift,) = drifts(*slowed(*range(RANKS), phase="optimizer", drift=0.0))
     assert (drift.ranks, drift.phase) == (tuple(range(RANKS)), "optimizer")
     assert drift.step_more_ms.value == pytest.approx(MORE_MS, rel=0.1)
 
 
 def test_a_cluster_that_only_wanders_by_a_percent_has_no_drift(slowed):
     for seed in range(3):
-        assert drifts(*slowed(seed=seed), FLOOR) == ()
+        assert drifts(*slowed(seed=seed)) == ()
 
 
 def test_a_power_cap_that_begins_at_the_same_time_is_named(slowed):
@@ -130,7 +129,7 @@ def test_a_power_cap_that_begins_at_the_same_time_is_named(slowed):
     others = DeviceSamples.of(at, sm_mhz=[1980] * len(at), reasons=[0] * len(at), power_w=[None] * len(at))
     samples = {(0, rank): capped if rank == LATE else others for rank in range(RANKS)}
     tables = tables.having({"blocks": with_telemetry(in_memory(tables.blocks), samples).lazy()})
-    (drift,) = drifts(RunRecords(tables, plan, usable=True).trial(RANKS), tables, plan, FLOOR)
+    (drift,) = drifts(RunRecords(tables, plan, usable=True).trial(RANKS), tables, plan)
     assert drift.reasons == ("power_cap",)
     point = findings.Point(world_size=RANKS, hosts=1, status="done", step_ms=drift.after_ms, drifts=(drift,))
     (line,) = findings.drift_lines(point)
