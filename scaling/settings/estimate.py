@@ -25,8 +25,8 @@ LOOPBACK_BYTES_S, DEVICE_BYTES_S = 0.5e9, 10e9
 """About what an all-reduce moves where no link is named: Gloo on one machine, NCCL."""
 MESSAGE_S = 0.003
 """A small message of the size sweep, with its repetitions."""
-JOIN_S, HOST_S, ROOFLINE_S, COMPILE_S, WRAPPERS_S = 1.0, 0.5, 2.5, 20.0, 0.5
-"""To join the group, make an emulated host, measure a device's ceilings, compile a case, load torch's wrappers."""
+JOIN_S, HOST_S, ROOFLINE_S, COMPILE_S = 1.0, 0.5, 2.5, 20.0
+"""To join the group, to make an emulated host, to measure the device's ceilings, to compile a case."""
 END_STARTS, END_S = 1.2, 3.0
 """Analysis and reports, in starts of a process and on top of them."""
 PROCESS_S = 2.5
@@ -127,7 +127,7 @@ def promise(plan: Plan, timing: Timing, machine: Machine, fitted: Fitted, tried_
     sizes = [n for n in spec.world_sizes if fitted.content.holds(n)]
     starting = machine.slower(max(sizes) if spec.launcher != "slurm" else 1)
     # The launcher imports torch before it starts the ranks.
-    start_s = timing.start_s + (timing.start_s + WRAPPERS_S) * starting + JOIN_S
+    start_s = timing.start_s * (1 + starting) + JOIN_S
     start_s += HOST_S * plan.hosts if spec.launcher == "emulated" else 0.0
     if spec.kind.by_cases:
         start_s += COMPILE_S * sum(variant.compile for variant in variants(spec)) * max(1, len(batches(spec)))

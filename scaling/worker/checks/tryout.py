@@ -38,6 +38,8 @@ from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import Usage
 from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import compiled, loading, shaped
+from scaling.worker.parallel.shard import require_own_reduces
+from scaling.worker.parallel.tensor import divide
 
 SAMPLES = 2
 """Samples of the step; with one, batch normalisation fails."""
@@ -71,8 +73,6 @@ def run_step(spec: Spec, batch: int, device: Accelerator) -> None:
     InputError where this torch lacks what the run asks of it.
     """
     if spec.fsdp.separate_reduce_scatter_group:
-        from scaling.worker.parallel.shard import require_own_reduces  # noqa: PLC0415  slow to import
-
         require_own_reduces()
     what, stage = f"model._target_={spec.model.target}", "the factory"
     alone = dataclasses.replace(spec, data=dataclasses.replace(spec.data, workers=0))
@@ -140,8 +140,6 @@ def require_divisible(spec: Spec, workload: Workload, device: Accelerator) -> No
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415  slow to import
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
 
-    from scaling.worker.parallel.tensor import divide  # noqa: PLC0415
-
     for degree in spec.tensor_degrees:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=degree)
         try:
@@ -161,7 +159,7 @@ def time_steps(spec: Spec, began_s: float, say: Callable[[Timing], None]) -> Non
     device = open_device(spec, rank=0, local_rank=0)
     workload = shaped(build(spec.model.target, spec.model.args), spec)
     workload.module.to(device.torch_device)
-    if spec.tensor_degrees and device.type != SIMULATED:
+    if device.type != SIMULATED:
         require_divisible(spec, workload, device)
     trained = (p for p in workload.module.parameters() if p.requires_grad)
     timing = Timing(
