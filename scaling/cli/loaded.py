@@ -122,11 +122,6 @@ class Run:
         return sources_with(self, 0)
 
 
-def tables_of(run: Run) -> Tables:
-    """All records of a run, as checked as its analysis has them."""
-    return run._tables  # noqa: SLF001  not for users: the frozen API has the tables one by one
-
-
 def sources_of(run: Run) -> tuple[Source, ...]:
     """What predictions start from: one for each measured world size above 1."""
     return run._sources  # noqa: SLF001

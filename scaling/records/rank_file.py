@@ -307,11 +307,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
     if (head.launch, head.rank) != (launch, rank):
         raise ValueError(f"rank {head.rank} wrote it in launch {head.launch}, so it was copied or renamed")
     rank_lines, damaged = read_lines(text, len(first))
-    clocks = [
-        ClockRecord(at=line.at, offset_ns=line.offset_ns, bound_ns=line.bound_ns, time_ns=line.time_ns)
-        for line in rank_lines.records
-        if isinstance(line, Clock)
-    ]
+    clocks = [record for record in rank_lines.records if isinstance(record, Clock)]
     blocks = [record for record in rank_lines.records if isinstance(record, Block)]
     end = next((record for record in rank_lines.records if isinstance(record, End)), None)
     shift = Shift(clocks)

@@ -85,12 +85,9 @@ def _secret(key: str) -> bool:
     return key.startswith(_VARIABLES) and is_secret(key)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in files.flat(tree):
+        yield key, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _unequal(base: dict[str, str], other: dict[str, str], *, kind: str) -> Iterator[SettingDifference]:

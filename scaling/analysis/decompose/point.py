@@ -1,41 +1,25 @@
-"""One world size: arms, parts, efficiency, the loss waterfall, communication.
-
-Communication is buckets, bandwidth, and how much of the transfer is hidden behind compute.
-"""
+"""One world size: arms, parts, efficiency, the loss waterfall; its communication is in `traffic`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from scaling.analysis.decompose import imbalance, light, named, own_loop, stragglers
 from scaling.analysis.decompose.imbalance import MEAN
-from scaling.analysis.decompose.loss import (
-    BASE,
-    Link,
-    cost,
-    efficiency,
-    loss,
-    loss_by_kind,
-    wait_as_share_of_step,
-)
-from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, PHASES, TrialRecords, by_kind
+from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
+from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
-from scaling.analysis.decompose.stragglers import LATEST, STEP, Late, describe
-from scaling.analysis.decompose.unit_stamps import simulated
-from scaling.analysis.network.replay import Barrier, Replay
+from scaling.analysis.decompose.stragglers import Late, describe
+from scaling.analysis.decompose.traffic import closure, comm
 from scaling.analysis.network.shared_link import HOSTS_OWN
 from scaling.analysis.quality import clocks, untracked_traffic
 from scaling.analysis.results import (
     ArmTimes,
-    Bucket,
-    Collective,
-    Comm,
     Degrees,
     Measured,
     NamedPhase,
@@ -50,8 +34,6 @@ from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
 WOKEN_NS = 200_000
 """A host's back end wakes who waits for it about 100 us late, and not all ranks alike: none is late by less."""
-REPLAYED_OFF = 0.01
-"""A replay whose bytes differ by a larger fraction from a step's is not the same traffic."""
 
 
 def point(
@@ -234,83 +216,8 @@ def _merged_values(records: TrialRecords, readings: Arms, plan: Plan) -> dict[st
     values["link_exposed"] = evened.of_cycles(lambda c: float(c.replay.at_mean_of(mask)[1].mean()))
     values["sim_free"] = records.of_cycles(lambda c: float(c.replay.without_transfer().period().mean()))
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
-    values["closure"] = records.per_round(_closure(records, plan))
+    values["closure"] = records.per_round(closure(records, plan))
     return values
-
-
-def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
-    """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
-    if not records.cycles:
-        return {}
-    if records.programs:
-        tensor = plan.spec.parallel.mesh(records.trial.world_size).tensor
-        by_itself = bool(np.isfinite(records.arm(DDP_SOLO)["step"]).any())  # else no rank can train alone
-        turnless = tensor > 1 or (by_itself and not records.turns)
-        return _closure_at_pace(records) if turnless else _closure_of_units(records)
-    sent = sum(records.bucket_bytes)
-    if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
-        return {}
-    both = _phases(records, "forward", "compute")
-    periods: dict[tuple[int, int], float] = {}
-    for i, key in enumerate(records.keys()):
-        alone, transfer = records.solo.get(key), records.replay.get(key)
-        if alone is None or transfer is None or alone["ready"].shape[1] != len(transfer):
-            continue
-        tail = alone["optimizer"] + alone["host"]
-        before = tail + alone["input"] + both["forward"][:, i]
-        backward = alone["ready"] - (alone["input"] + alone["forward"])[:, None]
-        stretch = both["compute"][:, i] / alone["compute"]
-        ready = before[:, None] + np.maximum(backward, 0.0) * stretch[:, None]
-        compute_end = before + both["compute"][:, i]
-        buffers = records.merged.get("buffer_transfer", {}).get(key, 0.0)
-        barriers = (Barrier.of_all((tail + alone["input"])[None], buffers),) if buffers else ()
-        replay = Replay(
-            ready=ready[None], compute_end=compute_end[None], transfer=transfer[None], barriers=barriers
-        )
-        periods[key] = float(replay.period()[0])
-    return periods
-
-
-def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
-    """Closure of a sharded step in each round, from its units' turns over one rank."""
-    both = _phases(records, "forward", "compute")
-    periods = {}
-    for i, key in enumerate(records.keys()):
-        program, alone = records.programs.get(key), records.turns.get(key)
-        transfer = records.replay.get(key)
-        if program is None or alone is None or transfer is None or len(transfer) != len(records.sent):
-            continue
-        forward, backward = (both[name][:, i] / alone.phases[name] for name in ("forward", "compute"))
-        stretch = {"forward": forward, "backward": backward}
-        periods[key] = simulated(program, records.sent, alone, stretch, transfer)
-    return periods
-
-
-def _closure_at_pace(records: TrialRecords) -> dict[tuple[int, int], float]:
-    """Closure where no rank computes its part alone: layers that are divided over ranks, SyncBatchNorm.
-
-    So own times are the detailed block's, at the light probe's pace.
-    """
-    paces = (_phases(records, *OWN_PHASES, detailed=detailed) for detailed in (False, True))
-    light, detailed = (np.sum(list(pace.values()), axis=0) for pace in paces)
-    periods = {}
-    for i, key in enumerate(records.keys()):
-        program, transfer = records.programs.get(key), records.replay.get(key)
-        if program is not None and transfer is not None and len(transfer) == len(records.sent):
-            periods[key] = program.at_pace(light[:, i] / detailed[:, i], transfer)
-    return periods
-
-
-def _phases(records: TrialRecords, *names: str, detailed: bool = False) -> dict[str, Floats]:
-    """R x rounds of each phase in probe blocks."""
-    every = records.by_rank(PROBE, detailed=detailed)
-    return {name: np.stack([_filled(row) for row in every[name].T]) for name in names}
-
-
-def _filled(values: Floats) -> Floats:
-    """NaN replaced by the mean, since the rounds of an own loop's baseline have no probe arm."""
-    finite = np.isfinite(values)
-    return np.where(finite, values, values[finite].mean()) if finite.any() else values
 
 
 SPREAD_OF = (BARE_ONE, BARE_ALL, DDP_SOLO, "plain.0", "plain.1", PROBE, "detailed")
@@ -358,81 +265,3 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
         optimizer=ms(f"{PROBE}.optimizer"),
         host=ms(f"{PROBE}.host"),
     )
-
-
-def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
-    """Traffic of a step, from the detailed probe blocks.
-
-    `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
-    """
-    n, total = records.trial.world_size, sum(records.bucket_bytes)
-    one_axis = len({collective.axis for collective in records.sent}) <= 1
-    # Several axes of a mesh go over several links, within hosts and between them: no one rate is nominal for their sum.
-    nominal, micro_steps = plan.nominal_bit_s(n) if one_axis else None, plan.spec.accumulation_steps
-    busy = rounds.measure("busy")
-    # The baseline of an own loop replays each bucket once, however often and in whatever size the loop sends it.
-    again = total / sum(records.replayed) if records.replayed else 1.0
-
-    def rate(formula: Callable[[Means], Floats]) -> Measured | None:
-        """A bandwidth over the link's busy time, which the clocks' error makes uncertain."""
-        bandwidth = rounds.ratio(formula)
-        off = clock_bound_ns / busy.value if busy else 0.0
-        return bandwidth and bandwidth.widened(bandwidth.value * off).no_finer(floor)
-
-    buckets = tuple(
-        Bucket(
-            bytes=size,
-            ready_ms=rounds.measure(partial(_ready, f"bucket.{k}.ready", micro_steps), scale=MS),
-            transfer_ms=rounds.measure(f"bucket.{k}.transfer", scale=MS),
-            skew_ms=rounds.measure(f"bucket.{k}.skew", scale=MS),
-            shared_ms=rounds.measure(f"bucket.{k}.shared", scale=MS),
-        )
-        for k, size in enumerate(() if records.programs else records.bucket_bytes)
-    )
-
-    def collective(index: int, places: Sequence[int]) -> Collective:
-        some = [records.sent[place] for place in places]
-        moved, name = sum(message.moved for message in some), f"kind.{index}"
-        return Collective(
-            kind=some[0].kind,
-            phase=some[0].phase,
-            communicator=some[0].axis,
-            ranks=some[0].ranks,
-            calls=len(some),
-            bytes=sum(message.bytes for message in some),
-            transfer_ms=rounds.measure(f"{name}.transfer", scale=MS),
-            exposed_transfer_ms=rounds.measure(f"{name}.exposed_transfer", scale=MS),
-            exposed_skew_ms=rounds.measure(f"{name}.exposed_skew", scale=MS),
-            busbw_gbit_s=rate(lambda m: moved * 8 / m[f"{name}.transfer"]),
-        )
-
-    return Comm(
-        bytes_per_step=total or max(0, records.beside.bytes),
-        unclaimed_bytes=None if records.beside.bytes < 0 else records.beside.unclaimed_bytes,
-        gradient_bytes=records.gradient_bytes or None,
-        reductions=records.reductions(plan),
-        buckets=buckets,
-        collectives=tuple(collective(k, places) for k, places in enumerate(by_kind(records.sent))),
-        busbw_gbit_s=rate(lambda m: records.moved_bytes * 8 / m["busy"]),
-        curve_share=rounds.ratio(lambda m: again * m["replay"] / m["busy"]),
-        nominal_share=None
-        if nominal is None
-        else rate(lambda m: records.moved_bytes * 8 / m["busy"] * 1e9 / nominal),
-        free_speedup=rounds.ratio(_free if records.cycles else lambda m: m[STEP] / m[LATEST]),
-        hidden_share=rounds.measure(lambda m: 1 - m["bucket_transfer"] / m["busy"]),
-        host_lead_ms=rounds.measure("lead", scale=MS),
-        starved_share=rounds.measure("starved"),
-        least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
-    )
-
-
-def _free(m: Means) -> Floats:
-    """The step over the replayed one whose communication takes no time."""
-    return 1 / (1 - wait_as_share_of_step(m, m["sim"] - m["sim_free"], "replayed"))
-
-
-def _ready(name: str, micro_steps: int, m: Means) -> Floats:
-    """Ready time since the last micro-step's backward began, ns; `name` counts from its end minus all backwards."""
-    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + m[EARLIER]
-    result: Floats = m[name] - (before if micro_steps > 1 else 0.0)
-    return result

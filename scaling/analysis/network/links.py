@@ -35,7 +35,6 @@ class Reached:
     """None where the source does not tell the size of its best figure; taken for a large one."""
     busbw_gb_s: float
     source: str
-    nccl: str = ""
     nvls: bool = False
     cards: Cards | None = None
     """Those of each host; None where the source does not tell, or where NVLink joins the hosts."""
@@ -105,7 +104,7 @@ _REPORTS = """
 
 
 def _reached(line: str) -> Reached:
-    gpus, hosts, network, collective, size, busbw, nvls, nccl, source = line.split(" | ")
+    gpus, hosts, network, collective, size, busbw, nvls, _nccl, source = line.split(" | ")
     count, _, machine = gpus.partition(" x ")
     number, _, unit = size.partition(" ")
     return Reached(
@@ -116,7 +115,6 @@ def _reached(line: str) -> Reached:
         None if size == "-" else int(number) * {"GiB": GIB, "MiB": MIB}[unit],
         float(busbw),
         re.sub(r"^(AZURE|ALPS|OCI)", lambda short: _SHORT[short[0]], source),
-        nccl.strip("-"),
         nvls == "NVLS",
         Cards.of(network),
         network.endswith(" GDR"),

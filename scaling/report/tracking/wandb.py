@@ -64,7 +64,7 @@ def run_config(environment: Environment | None, plan: Plan, run: RunInfo) -> Jso
     spec["versions"] = {"scaling": plan.version} | {name: facts.get(name) for name in VERSIONS}
     spec["machine"] = {name: facts.get(name) for name in ("hostname", *MACHINE, "device_memory_bytes")}
     spec["git"] = {"commit": plan.commit or None}
-    flat = {k.removesuffix(".name"): v for k, v in _dotted(spec)}
+    flat = {k.removesuffix(".name"): v for k, v in files.flat(spec)}
     return flat | {"run": plan.id, "device": run.device, "backend": run.backend, "launches": run.launches}
 
 
@@ -75,14 +75,6 @@ def trial_config(plan: Plan, trial: Trial) -> Json:
     if not spec.kind.by_cases or (batches(spec) == (trial.batch,) and not spec.batch_max):
         config["batch_per_rank"] = trial.batch  # a run by cases has one only where all cases have the same
     return config | ({"global_batch": spec.global_batch} if spec.mode == "strong" else {})
-
-
-def _dotted(tree: Json, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _dotted(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", value
 
 
 TITLE_MAX = 63

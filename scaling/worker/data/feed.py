@@ -118,11 +118,6 @@ class Loader(Feed):
         self._costs: list[tuple[int, int]] = []
         self._levels: dict[Hashable, int] = {}
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the running workers."""
-        return [worker.pid for worker in getattr(self._batches, "_workers", [])]
-
     def fetch(self) -> Any:
         """The next batch; waits for it."""
         if self._batches is None:

@@ -17,7 +17,7 @@ from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabr
 from scaling.analysis.predict.sources import inside_one_host, measured_link
 from scaling.analysis.results import Analysis
 from scaling.analysis.statistics.rounds import UnknownQuantityError
-from scaling.cli.loaded import Run, has_records, sources_of, tables_of
+from scaling.cli.loaded import Run, has_records, sources_of
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
@@ -224,6 +224,11 @@ class SweptLink:
 
     world_size: int
     link: Hops
+
+
+def tables_of(run: Run) -> Tables:
+    """All records of a run, as checked as its analysis has them."""
+    return run._tables  # noqa: SLF001  not for users: the frozen API has the tables one by one
 
 
 def links_of(run: Run) -> tuple[Linked, ...]:

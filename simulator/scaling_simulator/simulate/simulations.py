@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from scaling.analysis.network.ring import NoPathError
-from scaling.cli.loaded import Run, tables_of
+from scaling.cli.loaded import Run
 from scaling.cli.output import say
 from scaling.errors import InputError
 from scaling.records.launch import Launches
@@ -65,7 +65,7 @@ class Measured(Machine):
             None if launch is None else launch.kernels,
             None if launch is None else launch.roofline,
             run.analysis,
-            tables_of(run),
+            measured.tables_of(run),
             self._own,
             self._topology,
             None if environment is None else environment.device_name,

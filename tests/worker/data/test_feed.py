@@ -211,7 +211,7 @@ def test_workers_end_with_their_loader(open_loader, paused):
     loader.fetch()
     if paused:
         loader.pause("arm")
-    pids = loader.pids
+    pids = [worker.pid for worker in loader._batches._workers]
     assert len(pids) == 2
     loader.close()
     assert not any(map(alive, pids))
@@ -233,7 +233,7 @@ def assert_workers_end_with_their_rank(scratch):
         "loader = Loader(rows, data, batch=4, rank=0, seed=0, pin=False, timeout_s=30)\n"
         "loader.fetch()\n"
         "loader.pause('arm')\n"
-        "print(*loader.pids, flush=True)\n"
+        "print(*(worker.pid for worker in loader._batches._workers), flush=True)\n"
         "sys.stdin.read()\n"
     )
     rank = subprocess.Popen(
