@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 _UNSAFE = re.compile(
     r"""(?:\x1b\[|\x9b)[0-9:;<=>?]*[ -/]*[@-~]                  # CSI: colours, cursor, erasing
@@ -35,6 +36,11 @@ def message(text: str) -> str:
     """An error or a note as it is printed: one line of at most LINE_MAX characters, without its middle if longer."""
     line = one_line(text)
     return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - _TAIL - 5]} ... {line[-_TAIL:]}"
+
+
+def tell(note: str) -> None:
+    """Print a note of this program on standard error."""
+    print(message(f"scaling: {note}"), file=sys.stderr)
 
 
 def one_line(text: str) -> str:

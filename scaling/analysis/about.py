@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from scaling.analysis.decompose import own_loop
 from scaling.analysis.quality import contention, launches
-from scaling.analysis.quality import launches as sampled
 from scaling.analysis.results import Details, NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
 from scaling.analysis.results.measured import LAUNCHES_MIN
 from scaling.records.tables import Tables
@@ -89,7 +88,7 @@ def quality(
         warnings=(
             *map(str, tables.gaps),
             *notes,
-            *sampled.warnings(tables, plan),
+            *launches.warnings(tables, plan),
             *contention.warnings(judged, plan, ending.stolen),
             *own_loop.updates(tables, plan),
             *_uneven_clocks(tables),

@@ -19,11 +19,10 @@ of the second, by more than a cause needs, they cannot both be right, and no ver
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import typing
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -76,14 +75,14 @@ def within(analysis: Analysis) -> Analysis:
     unsplit = {
         new.world_size for old, new in zip(analysis.points, points, strict=True) if old.loss and not new.loss
     }
-    checked = dataclasses.replace(analysis, points=points, verdicts=_without_causes(analysis, unsplit))
+    checked = replace(analysis, points=points, verdicts=_without_causes(analysis, unsplit))
     walked = _walked(checked, "", notes)
     assert isinstance(walked, Analysis)
     before = walked.quality.warnings
     # A study has its runs' warnings with the world size before them.
     new = (line for line in dict.fromkeys(notes) if not any(old.endswith(line) for old in before))
     warnings = (*before, *new)
-    return dataclasses.replace(walked, quality=dataclasses.replace(walked.quality, warnings=warnings))
+    return replace(walked, quality=replace(walked.quality, warnings=warnings))
 
 
 def splits(loss: Loss, efficiency: Measured | None) -> bool:
@@ -99,7 +98,7 @@ def _without_causes(analysis: Analysis, unsplit: Collection[int]) -> tuple[Verdi
     if not unsplit:
         return analysis.verdicts
     kept = [v for v in analysis.verdicts if v.world_size not in lost or v.cause not in terms]
-    kept = [dataclasses.replace(v, share=None) if v.world_size in unsplit else v for v in kept]
+    kept = [replace(v, share=None) if v.world_size in unsplit else v for v in kept]
     kept += [undecided(n, UNSPLIT) for n in sorted(lost - {v.world_size for v in kept})]
     return tuple(sorted(kept, key=lambda v: v.world_size))
 
@@ -111,7 +110,7 @@ def _walked(value: Any, where: str, notes: list[str]) -> Any:
     if isinstance(value, tuple):
         parts = [_walked(part, where, notes) for part in value]
         return tuple(new for old, new in zip(value, parts, strict=True) if new is not None or old is None)
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+    if not is_dataclass(value) or isinstance(value, type):
         return value
     size = getattr(value, "world_size", None)
     here = f" at {ranks(size)}" if isinstance(size, int) else where
@@ -129,7 +128,7 @@ def _walked(value: Any, where: str, notes: list[str]) -> Any:
         if new is None and not _optional(type(value), field.name):
             return None
         changed[field.name] = new
-    return dataclasses.replace(value, **changed) if changed else value
+    return replace(value, **changed) if changed else value
 
 
 def _why(kind: type, name: str, number: Measured) -> str:
@@ -198,7 +197,7 @@ def _point(point: Point, notes: list[str]) -> Point:
         notes.append(
             f"{', '.join(vague)} {here}: known to no better than the whole step; left out of its parts"
         )
-        parts = dataclasses.replace(parts, **dict.fromkeys(vague))
+        parts = replace(parts, **dict.fromkeys(vague))
     probe, every = point.arms_ms.probe, _numbers(parts)
     whole = sum(part.value for part in every)
     if probe and len(every) == len(fields(StepParts)) and abs(whole / probe.value - 1) > ADD_UP:
@@ -212,7 +211,7 @@ def _point(point: Point, notes: list[str]) -> Point:
     for name, share in _against_others(point):
         if share is not None and share.surely_above(1):
             notes.append(f"{name} {here} lies above 100 % ({share.value:.1%}): {ABOVE_ONE[name]}")
-    return dataclasses.replace(point, loss=loss, parts_ms=parts)
+    return replace(point, loss=loss, parts_ms=parts)
 
 
 def _unknown(point: Point) -> Iterable[str]:

@@ -8,10 +8,9 @@ Results of the Python API that a shell shows as the terminal does, instead of ev
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -142,8 +141,8 @@ def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
     """Measurements that predictions start from, resampled with `seed` added to the run's; none without rank files."""
     if not has_records(run):
         return ()
-    spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
-    plan = dataclasses.replace(run.plan, spec=spec)
+    spec = replace(run.plan.spec, seed=run.plan.spec.seed + seed)
+    plan = replace(run.plan, spec=spec)
     tables = read_checked(run.folder, plan)
     return read_sources(of_strategies(tables, plan)[0])
 

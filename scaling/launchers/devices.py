@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scaling import resources
 from scaling.errors import InputError
-from scaling.plain import message
+from scaling.plain import tell
 from scaling.reading import system_text
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
@@ -65,10 +65,8 @@ def require_nccl(spec: Spec) -> None:
         _say(mps_line())
 
 
-@functools.cache
-def _say(line: str) -> None:
-    """Once: a plan is checked before its run is made, and again where it begins."""
-    print(message(f"scaling: {line}"), file=sys.stderr)
+_say = functools.cache(tell)
+"""Once: a plan is checked before its run is made, and again where it begins."""
 
 
 def mps_line() -> str:

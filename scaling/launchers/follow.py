@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def follow(
     told = frozenset(ranks.get(worker.rank, worker.rank) for worker in left)
     stopped = frozenset(ranks.get(worker.rank, worker.rank) for worker in left if worker.stopped)
     gone = frozenset(ranks.get(rank, rank) for rank in missing)
-    seen = gather(launch, told=told, stopped=stopped, missing=gone, silent_s=silent_s, ranks=ranks)
+    seen = replace(gather(launch, ranks), told=told, stopped=stopped, missing=gone, silent_s=silent_s)
     return cause(seen, launch) or LaunchOutcome(status="failed", error=last_error(launch, process.returncode))
 
 

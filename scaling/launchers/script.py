@@ -7,12 +7,11 @@ A script writes no progress that we know, so it may take until a limit. What it 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
@@ -59,7 +58,7 @@ def command_of(
         PROBE: "1",
         "OMP_NUM_THREADS": str(plan.spec.threads),
     }
-    return dataclasses.replace(command, env={**variables, **command.env})
+    return replace(command, env={**variables, **command.env})
 
 
 def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEnd:

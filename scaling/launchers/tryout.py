@@ -18,7 +18,7 @@ from pathlib import Path
 from scaling import resources
 from scaling.errors import InputError
 from scaling.launchers.devices import build_device
-from scaling.plain import message
+from scaling.plain import tell
 from scaling.records import files
 from scaling.settings.budget import allowance_s
 from scaling.settings.estimate import Machine, Timing, fit, promise, refusal, synthetic_timing
@@ -143,7 +143,7 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, timed: bool, step: bool) 
             )
     except subprocess.TimeoutExpired as error:
         if step or flops:
-            _say(
+            tell(
                 f"model._target_={model.target}, data={spec.data.name}: a step of two samples was not done within "
                 f"{limit_s:.0f} s; the run goes on and shows whether it works"
             )
@@ -154,14 +154,10 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, timed: bool, step: bool) 
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         reason = lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
         if done.returncode == SHOWS_NOTHING:
-            _say(f"{reason} (tried on a CPU; the run goes on, since its devices are elsewhere)")
+            tell(f"{reason} (tried on a CPU; the run goes on, since its devices are elsewhere)")
             return done.stdout
         pixels = spec.data.args.get("image"), model.args.get("image")
         if None not in pixels and pixels[0] != pixels[1]:
             reason += f" (data.image={pixels[0]} beside model.image={pixels[1]})"
         raise InputError(reason)
     return done.stdout
-
-
-def _say(line: str) -> None:
-    print(message(f"scaling: {line}"), file=sys.stderr)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,7 +79,7 @@ class Share:
             name: pl.concat([pl.DataFrame(schema=schema), *(tables[name] for tables in self.tables)])
             for name, schema in OF_BLOCKS.items()
         }
-        return dataclasses.replace(self, tables=[joined])
+        return replace(self, tables=[joined])
 
 
 def size_bytes(path: Path) -> int:
@@ -140,7 +139,7 @@ def read_share(launch: int, jobs: Iterable[RankJob]) -> Share:
             share.broken[job.rank] = f"left nothing that can be read: {error}"
             continue
         share.tables.append(rank.tables)
-        rank = dataclasses.replace(rank, tables={}, stored=_kept(rank, job))
+        rank = replace(rank, tables={}, stored=_kept(rank, job))
         share.ranks.append(_interned(rank, groups))
     return share.joined()
 
@@ -156,7 +155,7 @@ def _kept(rank: Rank, job: RankJob) -> Stored:
             copied = _write_at(*job.copy, text)
         except OSError:  # no room: parts of the file are read again
             copied = False
-    return dataclasses.replace(stored, text=None, copy=job.copy if copied else None)
+    return replace(stored, text=None, copy=job.copy if copied else None)
 
 
 def _write_at(path: Path, begin: int, text: bytes) -> bool:
@@ -169,7 +168,7 @@ def _write_at(path: Path, begin: int, text: bytes) -> bool:
 
 def _interned(rank: Rank, groups: Groups) -> Rank:
     shared = {key: groups.setdefault(ranks, ranks) for key, ranks in rank.file.groups.items()}
-    return dataclasses.replace(rank, file=dataclasses.replace(rank.file, groups=shared))
+    return replace(rank, file=replace(rank.file, groups=shared))
 
 
 def lacks(file: RankFile, done: Collection[int]) -> list[str]:
@@ -295,7 +294,7 @@ def _read_steps(
     if not processes.count:
         yield from (_write_stretch(given, stretch, scratch, k) for k, stretch in stretches)
         return
-    tasks = ((given, dataclasses.replace(stretch, files={}), scratch, k) for k, stretch in stretches)
+    tasks = ((given, replace(stretch, files={}), scratch, k) for k, stretch in stretches)
     yield from processes.each(_write_stretch, tasks)
 
 
@@ -306,7 +305,7 @@ def _write_stretch(given: _Given, stretch: Stretch, scratch: Path, number: int) 
     stretch's in the launch.
     """
     files, here, look = given
-    frames, lost = dataclasses.replace(stretch, files=files).read()
+    frames, lost = replace(stretch, files=files).read()
     written = write_part(frames, scratch, stretch.launch, number)
     first, last = frames["blocks"]["block"][0], frames["blocks"]["block"][-1]
     part = Part(launch=stretch.launch, first=first, last=last, files=written)

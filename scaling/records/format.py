@@ -22,9 +22,8 @@ Versions, of which the last one alone is read:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 DISTURBS, UNKNOWN_STREAM = "disturbs", "unknown stream"
@@ -345,10 +344,10 @@ class RecordedBlock:
 def as_line(record: Record) -> dict[str, Any]:
     """A record as its JSON object, without the fields that have their default."""
     line: dict[str, Any] = {"t": record.TAG}
-    for each in dataclasses.fields(record):
+    for each in fields(record):
         value = getattr(record, each.name)
         factory = each.default_factory
-        default = each.default if factory is dataclasses.MISSING else factory()
+        default = each.default if factory is MISSING else factory()
         if value != default:
             line[each.name] = value
     return line

@@ -11,13 +11,12 @@ so over a short stretch the rate would be mostly error.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -352,7 +351,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         process_ns=head.process_ns,
         process_unix_ns=head.process_unix_ns,
         pauses=tuple(
-            PauseRecord(**{field.name: getattr(p, field.name) for field in dataclasses.fields(PauseRecord)})
+            PauseRecord(**{field.name: getattr(p, field.name) for field in fields(PauseRecord)})
             for p in rank_lines.records
             if isinstance(p, Pause) and p.step >= 0
         ),

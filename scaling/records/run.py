@@ -17,13 +17,12 @@ import contextlib
 import errno
 import fcntl
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scaling.errors import InputError, while_reading
-from scaling.plain import message
+from scaling.plain import tell
 from scaling.reading import YAML_BYTES_MAX, read_text
 from scaling.records import files
 from scaling.records.decode import read_head
@@ -191,13 +190,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
                 f"{folder.path}: another `scaling run` is working in it; wait for it to end, or name another folder "
                 f"(if its machine died: rm {folder.lock})"
             ) from error
-        print(
-            message(
-                f"scaling: {folder.path}: its file system keeps no locks ({error.strerror}); "
-                "start no other program in this folder"
-            ),
-            file=sys.stderr,
-        )
+        lockless = f"its file system keeps no locks ({error.strerror})"
+        tell(f"{folder.path}: {lockless}; start no other program in this folder")
     try:
         yield
     finally:

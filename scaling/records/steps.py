@@ -6,11 +6,10 @@ therefore takes the same few blocks from every file in turn.
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -231,7 +230,7 @@ class Stretch:
         before = sizes["bytes"].cum_sum() - sizes["bytes"]
         for part in sizes.with_columns(part=before // most_bytes).partition_by("part", maintain_order=True):
             inside = pl.col("block").is_between(part["block"][0], part["block"][-1])
-            yield dataclasses.replace(self, blocks=self.blocks.filter(inside))
+            yield replace(self, blocks=self.blocks.filter(inside))
 
     def read(self) -> tuple[dict[str, pl.DataFrame], int]:
         """The tables of its blocks by name, block after block and rank by rank; and how many steps belong to none.

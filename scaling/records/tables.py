@@ -16,12 +16,11 @@ Versions of the tables, kept in each file's metadata (not checked on reading):
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -110,7 +109,7 @@ class Tables:
 
     def having(self, frames: Mapping[str, Frame], **changes: Any) -> Tables:
         """These records with other rows, by a table's name."""
-        return dataclasses.replace(self, **{**changes, **frames})
+        return replace(self, **{**changes, **frames})
 
 
 EMPTY = Tables(
@@ -214,7 +213,7 @@ def joined(runs: Sequence[Tables]) -> Tables:
     for run in runs:
         for name, several in frames.items():
             several.append(in_memory(getattr(run, name).with_columns(pl.col("launch") + first)))
-        ranks += [dataclasses.replace(rank, launch=rank.launch + first) for rank in run.ranks]
+        ranks += [replace(rank, launch=rank.launch + first) for rank in run.ranks]
         first = max((rank.launch for rank in ranks), default=-1) + 1
     return EMPTY.having(
         {name: pl.concat(several, how="diagonal").lazy() for name, several in frames.items()},

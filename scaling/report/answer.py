@@ -12,7 +12,6 @@ from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point, Verdic
 from scaling.analysis.results.run import CONTENDED
 from scaling.plain import one_line
 from scaling.report import cases, findings, text
-from scaling.report.findings import free_line
 from scaling.report.model import Line
 from scaling.report.strategies import slower_lines, strategies_answer
 from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
@@ -56,7 +55,7 @@ def _answer(analysis: Analysis) -> str:
         if point.loss is None:
             return f"{alone}; without {why} there is no efficiency to report. {missing}".strip()
         free = point.comm.free_speedup if point.comm else None
-        at_most = f" It would be {free_line(free)}." if free else ""
+        at_most = f" It would be {findings.free_line(free)}." if free else ""
         return (
             f"{alone}{_main_cause(analysis, point)}{at_most} Without {why} there is no efficiency to report. "
             f"{missing}"

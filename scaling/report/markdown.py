@@ -9,7 +9,6 @@ from functools import singledispatch
 from scaling.analysis.results import Analysis, Comparison, Sweep
 from scaling.plain import one_line, plain
 from scaling.report import text
-from scaling.report import text as bars
 from scaling.report.documents import comparison
 from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
 
@@ -88,8 +87,8 @@ def _statement(line: Line) -> str:
 @_draw.register
 def _figure(block: Figure) -> Iterator[str]:
     yield "```text"
-    yield bars.heading(block)
-    yield from (plain("".join(bars.line(bar))).rstrip() for bar in block.bars)
+    yield text.heading(block)
+    yield from (plain("".join(text.line(bar))).rstrip() for bar in block.bars)
     yield "```"
 
 

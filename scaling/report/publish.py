@@ -18,10 +18,8 @@ from scaling.records.paths import RunFolder
 from scaling.report import cases, findings, html, markdown, terminal, text
 from scaling.report.documents import run
 from scaling.report.figures import chrome
-from scaling.report.html import render
 from scaling.report.key_figures import brief_table
 from scaling.report.model import Table
-from scaling.report.text import WIDTH
 from scaling.settings.plan import Plan
 
 
@@ -43,7 +41,7 @@ def publish(
         report_path=folder.report_html,
     )
     written = io.StringIO()
-    terminal.draw(Console(file=written, width=WIDTH, no_color=True), document)
+    terminal.draw(Console(file=written, width=text.WIDTH, no_color=True), document)
     write_text(folder.timeline, chrome(timelines))
     write_text(folder.report_html, html.draw(document))
     write_text(folder.report_md, markdown.draw(document))
@@ -61,7 +59,9 @@ def brief(analysis: Analysis) -> str:
 def brief_html(analysis: Analysis, path: str) -> str:
     """A run's summary as HTML, with its folder."""
     tables = [(_heads(table), table.rows) for table in _tables(analysis)]
-    return render("brief.html.j2", what=_what(analysis), path=path, tables=tables, verdict=_verdict(analysis))
+    return html.render(
+        "brief.html.j2", what=_what(analysis), path=path, tables=tables, verdict=_verdict(analysis)
+    )
 
 
 def _what(analysis: Analysis) -> str:

@@ -14,9 +14,7 @@ from rich.text import Text
 
 from scaling.plain import plain
 from scaling.report import text
-from scaling.report import text as bars
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
-from scaling.report.text import WIDTH
 
 _PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
 _STYLES = {
@@ -107,7 +105,7 @@ def _table(block: Table) -> Iterator[Text]:
     names, units = (tuple(map(_flat, cells)) for cells in zip(*block.columns, strict=True))
     rows = [tuple(map(_flat, row)) for row in block.rows]
     widths = [max(map(len, column)) for column in zip(names, units, *rows, strict=True)]
-    gap = "  " if 1 + sum(widths) + 2 * (len(widths) - 1) < WIDTH else " "
+    gap = "  " if 1 + sum(widths) + 2 * (len(widths) - 1) < text.WIDTH else " "
     for cells in (names, units):
         yield Text("#" + gap.join(_aligned(cells, widths)).rstrip(), style="dim")
     for row in rows:
@@ -122,7 +120,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
 @_draw.register
 def _lines(block: Lines) -> Iterator[Text]:
     longest = max(len(line.name) for line in block.items)
-    names = block.name_width or (bars.NAME if block.look == "facts" else longest)
+    names = block.name_width or (text.NAME if block.look == "facts" else longest)
     deepest = max(line.level for line in block.items)
     for line in block.items:
         style = _STYLES[line.tone]
@@ -156,10 +154,10 @@ def _note(note: str) -> Iterator[Text]:
 
 @_draw.register
 def _figure(block: Figure) -> Iterator[Text]:
-    yield Text(bars.heading(block), style="dim")
+    yield Text(text.heading(block), style="dim")
     for bar in block.bars:
-        lead, drawn = bars.line(bar)
-        yield Text.assemble(lead, (drawn, "green" if drawn[0] == bars.LESS else _BAR_STYLES[bar.tone]))
+        lead, drawn = text.line(bar)
+        yield Text.assemble(lead, (drawn, "green" if drawn[0] == text.LESS else _BAR_STYLES[bar.tone]))
 
 
 @_draw.register
@@ -178,7 +176,7 @@ def _prose(value: str, *, lead: str = "  ", hang: str = "  ", style: str = "") -
     """Text wrapped to the width, without control characters."""
     wrapped = textwrap.wrap(
         text.bound(plain(value)),
-        WIDTH,
+        text.WIDTH,
         initial_indent=lead,
         subsequent_indent=hang,
         break_on_hyphens=False,

@@ -7,12 +7,11 @@ of own loops hold no settings. Type checkers and everything else see the plain t
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar
 
 
@@ -166,10 +165,10 @@ class Setting:
 def settings(kind: type) -> tuple[Setting, ...]:
     """The fields of a frozen dataclass, in their order."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return tuple(_setting(field, hints[field.name]) for field in dataclasses.fields(kind))
+    return tuple(_setting(field, hints[field.name]) for field in fields(kind))
 
 
-def _setting(field: dataclasses.Field[Any], hint: Any) -> Setting:
+def _setting(field: Field[Any], hint: Any) -> Setting:
     notes: tuple[Any, ...] = ()
     if typing.get_origin(hint) is typing.Annotated:
         hint, *rest = typing.get_args(hint)
@@ -179,9 +178,9 @@ def _setting(field: dataclasses.Field[Any], hint: Any) -> Setting:
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     text = next((note for note in notes if isinstance(note, Text)), None)
     default: Any = None
-    if field.default_factory is not dataclasses.MISSING:
+    if field.default_factory is not MISSING:
         default = field.default_factory
-    elif field.default is not dataclasses.MISSING:
+    elif field.default is not MISSING:
         value = field.default
         default = lambda: value  # noqa: E731
     return Setting(

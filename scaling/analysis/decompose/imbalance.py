@@ -19,9 +19,8 @@ left out, and what remains of the times is compared with what remains of the tok
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -186,7 +185,7 @@ class Effect:
         tokens = records.tokens
         assert tokens is not None
         slope = self.per_token_ns.value if per_token_ns is None else per_token_ns
-        return dataclasses.replace(
+        return replace(
             records,
             cycles=tuple(_evened(cycle, tokens, slope) for cycle in records.cycles),
             light=records.light
@@ -239,7 +238,7 @@ def late_apart(
     if len(others) < len(ends):
         return None
     apart = max(abs(end.cost_ns.value - late.cost_ns.value) for end in others)
-    return dataclasses.replace(late, cost_ns=late.cost_ns.with_error(apart))
+    return replace(late, cost_ns=late.cost_ns.with_error(apart))
 
 
 def evened(records: TrialRecords, even: TrialRecords) -> Floats:
@@ -304,7 +303,7 @@ def _evened(cycle: Cycle, tokens: TokenRows, per_token_ns: float) -> Cycle:
     steps, computed = tokens.detailed.get(cycle.key), cycle.replay.computed()
     more = _more(computed, None if steps is None else steps[1:] / cycle.per_step, per_token_ns)
     stretch = np.maximum(1 - more / np.maximum(computed, 1.0), 0.0)
-    return dataclasses.replace(cycle, replay=cycle.replay.stretched(stretch))
+    return replace(cycle, replay=cycle.replay.stretched(stretch))
 
 
 def _more(own_ns: Floats, tokens: Floats | None, per_token_ns: float) -> Floats:

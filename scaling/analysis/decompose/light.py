@@ -14,9 +14,8 @@ Arrays: S steps, R ranks; times in ns.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -91,11 +90,11 @@ class Light:
         more = (every - usual).max(axis=1)
         slow = SLOW * float(np.quantile(more, 1 - FEW))
         kept = {key: steps[(steps - usual).max(axis=1) <= slow] for key, steps in self.own_ns.items()}
-        return dataclasses.replace(self, own_ns={key: steps for key, steps in kept.items() if len(steps)})
+        return replace(self, own_ns={key: steps for key, steps in kept.items() if len(steps)})
 
     def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
         """These steps with other own times."""
-        return dataclasses.replace(self, own_ns={key: change(key, ns) for key, ns in self.own_ns.items()})
+        return replace(self, own_ns={key: change(key, ns) for key, ns in self.own_ns.items()})
 
 
 def read_light(steps: Frame, n: int) -> Light | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -110,7 +109,7 @@ def point(
         loss_by_kind=loss_by_kind(rounds, records.sent, link)
         if base_world_size == 1 and n > 1 and records.cycles
         else (),
-        parallel=Degrees(strategy=spec.parallel.name, **dataclasses.asdict(mesh)),
+        parallel=Degrees(strategy=spec.parallel.name, **asdict(mesh)),
         tokens=imbalance.balance(records, rounds),
         phases=readings.phases,
         tokens_per_s=rounds.ratio(lambda m: mesh.data_parallel * m[MEAN] * 1e9 / m["plain"]),

@@ -8,9 +8,8 @@ The collectives of a step, as all ranks have them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -251,7 +250,7 @@ class TrialRecords:
             for name, values in self.merged.items()
             if name in _TRANSFERS or name.endswith((".transfer", ".shared"))
         }
-        return dataclasses.replace(self, cycles=(), merged=kept)
+        return replace(self, cycles=(), merged=kept)
 
     @property
     def detailed_rounds(self) -> int:
@@ -261,7 +260,7 @@ class TrialRecords:
     def without_detailed_arms(self) -> TrialRecords:
         """What is left where too few rounds have details for an interval: how long transfers took in them."""
         kept = self.ranks.filter(~pl.col("detailed") & (pl.col("arm") != BARE_ALL))
-        return dataclasses.replace(self.without_details(), ranks=kept, sampled=False, solo={}, turns={})
+        return replace(self.without_details(), ranks=kept, sampled=False, solo={}, turns={})
 
     def of_own_times(self, value: Callable[[Floats], float]) -> Floats:
         """A value of the ranks' own times, S x R in ns, one a round: of light steps, else of the detailed ones."""

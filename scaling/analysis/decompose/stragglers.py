@@ -7,10 +7,9 @@ detailed steps are replayed for one thing only: what of a rank's lateness the li
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +62,7 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
     if n < 2 or step is None or not (records.light or records.cycles):
         return None
     if records.light is not None:
-        records = dataclasses.replace(records, light=records.light.without_single_slow())
+        records = replace(records, light=records.light.without_single_slow())
     by_round = _own_times(records)
     lateness, chance = np.mean(list(by_round.values()), axis=0), _latest_of_equals(by_round, records, rounds)
     order = [int(rank) for rank in np.argsort(-lateness)]

@@ -16,9 +16,8 @@ A typical step of a sharded module as spans: phases with the waits in them, and 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -255,7 +254,7 @@ def simulated(
         own_ns[:, index] = np.maximum(at - resumed, 0.0) * factor
         if mark.waits:
             resumed = np.maximum(resumed, at)
-    replay = dataclasses.replace(
+    replay = replace(
         program,
         own_ns=own_ns[None],
         transfer=program.of_groups(transfer),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.doctor import devices, differences
-from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.quality import clocks
 from scaling.analysis.quality.clocks import DeviceSamples
 from scaling.analysis.quality.contention import Stolen
@@ -34,7 +33,7 @@ def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     backends = {flat.get("backend") for flat in facts.values() if flat.get("device") not in (None, CPU)}
     shared = [ranks for ranks in by_device(facts) if len(ranks) > 1]
     lines = [
-        f"{ranks_text(ranks)} share one device and its time, so this is not the efficiency of {len(ranks)} "
+        f"{differences.ranks_text(ranks)} share one device and its time, so this is not the efficiency of {len(ranks)} "
         "devices"
         for ranks in shared
     ]

@@ -24,9 +24,8 @@ Arrays: S steps, R ranks, K collectives of a step in the order in which they are
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -151,7 +150,7 @@ class Channel:
 
     def among(self, places: slice) -> Channel:
         """The channel of some of the collectives."""
-        return dataclasses.replace(
+        return replace(
             self,
             communicator=self.communicator[places],
             wire=self.wire[places],

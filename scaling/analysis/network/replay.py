@@ -8,7 +8,6 @@ Arrays: S steps, R ranks, K collectives in the order of launch, M marks; times i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -103,30 +102,30 @@ class Replay:
         ready[:, late] = ready[:, peers].mean(axis=1, keepdims=True)
         compute_end[:, late] = compute_end[:, peers].mean(axis=1, keepdims=True)
         barriers = tuple(barrier.with_mean(late, peers) for barrier in self.barriers)
-        return dataclasses.replace(self, ready=ready, compute_end=compute_end, barriers=barriers)
+        return replace(self, ready=ready, compute_end=compute_end, barriers=barriers)
 
     def sooner_by(self, by: Floats) -> Replay:
         """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
-        return dataclasses.replace(
+        return replace(
             self,
             ready=self.ready - by[:, :, None],
             compute_end=self.compute_end - by,
-            barriers=tuple(dataclasses.replace(barrier, at=barrier.at - by) for barrier in self.barriers),
+            barriers=tuple(replace(barrier, at=barrier.at - by) for barrier in self.barriers),
         )
 
     def stretched(self, by: Floats) -> Replay:
         """Every rank's own times so many times as long, S x R."""
-        return dataclasses.replace(
+        return replace(
             self,
             ready=self.ready * by[:, :, None],
             compute_end=self.compute_end * by,
-            barriers=tuple(dataclasses.replace(barrier, at=barrier.at * by) for barrier in self.barriers),
+            barriers=tuple(replace(barrier, at=barrier.at * by) for barrier in self.barriers),
         )
 
     def without_transfer(self) -> Replay:
         """The step if communication took no time."""
         barriers = tuple(barrier.without_transfer() for barrier in self.barriers)
-        return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), barriers=barriers)
+        return replace(self, transfer=np.zeros_like(self.transfer), barriers=barriers)
 
     def at_mean_of(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
@@ -222,7 +221,7 @@ class Program:
         They are those of all groups of a collective together.
         """
         whole, ranks = self.own_ns.mean(axis=0)[None], self.own_ns.shape[1]
-        replay = dataclasses.replace(
+        replay = replace(
             self,
             own_ns=whole * stretch[None, :, None],
             transfer=self.of_groups(transfer),
@@ -247,8 +246,8 @@ class Program:
         """
         mean = np.broadcast_to(self.own_ns[:, ranks].mean(axis=1, keepdims=True), self.own_ns.shape)
         even = self.beside.evened(self.transfer, self.members)
-        alike = dataclasses.replace(self, own_ns=mean, transfer=even)
-        free = dataclasses.replace(alike.without_transfer(), lag=np.maximum(self.lag, 0.0))
+        alike = replace(self, own_ns=mean, transfer=even)
+        free = replace(alike.without_transfer(), lag=np.maximum(self.lag, 0.0))
         period = alike.period()
         return period, period - free.period()
 
@@ -256,21 +255,21 @@ class Program:
         """Some ranks' own times replaced by the others' mean: the steps without their lateness."""
         own_ns, peers = self.own_ns.copy(), np.setdiff1d(np.arange(self.own_ns.shape[1]), late)
         own_ns[:, late] = own_ns[:, peers].mean(axis=1, keepdims=True)
-        return dataclasses.replace(self, own_ns=own_ns)
+        return replace(self, own_ns=own_ns)
 
     def sooner_by(self, by: Floats) -> Program:
         """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
         own_ns, first = self.own_ns.copy(), next((i for i, mark in enumerate(self.marks) if mark.waits), None)
         own_ns[:, :, : None if first is None else first + 1] -= by[:, :, None]
-        return dataclasses.replace(self, own_ns=own_ns)
+        return replace(self, own_ns=own_ns)
 
     def stretched(self, by: Floats) -> Program:
         """Every rank's own times so many times as long, S x R."""
-        return dataclasses.replace(self, own_ns=self.own_ns * by[:, :, None])
+        return replace(self, own_ns=self.own_ns * by[:, :, None])
 
     def without_transfer(self) -> Program:
         """The step if communication took no time."""
-        return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))
+        return replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))
 
     def computed(self) -> Floats:
         """S x R: a rank's own time of the whole step, up to its last wait's mark."""

@@ -7,9 +7,8 @@ of take a thirtieth of it, so only these are kept (`ByRank`), and the means are 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -159,9 +158,9 @@ class Source:
             return {name: values[stretch] for name, values in phases.items()}
 
         def ranks(phases: ByRank) -> ByRank:
-            return dataclasses.replace(phases, weights=phases.weights[stretch])
+            return replace(phases, weights=phases.weights[stretch])
 
-        return dataclasses.replace(
+        return replace(
             self,
             plain=self.plain[stretch],
             whole=sliced(self.whole),
@@ -172,7 +171,7 @@ class Source:
             buckets=self.buckets.part(stretch),
             gradients=self.gradients.part(stretch),
             link=self.link.part(stretch),
-            curve=dataclasses.replace(self.curve, times=self.curve.times[stretch]),
+            curve=replace(self.curve, times=self.curve.times[stretch]),
             jitter=self.jitter[stretch],
         )
 

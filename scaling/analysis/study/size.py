@@ -7,9 +7,8 @@ Name what limits each world size of a study. Pure.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -192,7 +191,7 @@ def causes(size: Size, point: Point, base: Size, study: Study, compared: int) ->
 
 def _largest(point: Point) -> tuple[str, ...]:
     """The largest term of the loss, where it would be notable."""
-    names = (field.name for field in dataclasses.fields(Loss) if field.name != "unexplained")
+    names = (field.name for field in fields(Loss) if field.name != "unexplained")
     return uncertain(
         {name: share for name in names if point.loss and (share := getattr(point.loss, name)) is not None}
     )
@@ -226,7 +225,7 @@ def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -
     )
     verdict = named("slower_compute", point, share, evidence, (), confidence)
     if doubts := _doubts(size, base, study):
-        verdict = dataclasses.replace(verdict, confidence="low", evidence=(*evidence, *doubts))
+        verdict = replace(verdict, confidence="low", evidence=(*evidence, *doubts))
     return [verdict]
 
 

@@ -22,8 +22,7 @@ from scaling.config.schema import check_value
 from scaling.errors import InputError
 from scaling.launchers.jobs import check_room
 from scaling.records import baselines
-from scaling.records import files as codec
-from scaling.records.files import check_writable, make_folder, write_json, write_text
+from scaling.records.files import check_writable, encode, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, find_run
 from scaling.records.run import read_plan
 from scaling.report import html, markdown, terminal
@@ -147,9 +146,9 @@ def compare_folders(
         )
     if into is not None:
         make_folder(into.path, f"--into {into.path}")
-    documents: list[Any] = [codec.encode(item) for item in comparisons]
+    documents: list[Any] = [encode(item) for item in comparisons]
     whole = documents[0] if len(runs) == 2 and documents else {"comparisons": documents}
-    whole["sweep"] = codec.encode(table)
+    whole["sweep"] = encode(table)
     analyses = [run.analysis for run in runs]
     if as_json:
         print_json(whole)

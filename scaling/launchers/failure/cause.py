@@ -12,8 +12,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from scaling.launchers.failure import evidence
-from scaling.launchers.failure.evidence import LaunchEvidence, Record, printed
+from scaling.launchers.failure.evidence import WATCHDOG, LaunchEvidence, Record, printed
 from scaling.reading import as_number
 from scaling.records.paths import LaunchFolder
 from scaling.settings.plan import Ended
@@ -115,7 +114,7 @@ def _told_by_torchrun(seen: LaunchEvidence) -> frozenset[int]:
     first = next(iter(seen.errors.values()), None)
     if first is None or not WAITED.search(first["message"]):
         return frozenset()
-    by_torchrun = TOLD + KILLED if first["type"] == evidence.TYPE else TOLD
+    by_torchrun = TOLD + KILLED if first["type"] == WATCHDOG else TOLD
     return frozenset(rank for rank, code in seen.exits.items() if code in by_torchrun)
 
 

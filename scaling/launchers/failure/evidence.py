@@ -26,14 +26,14 @@ from typing import Any
 from scaling.reading import RefusedError, as_number, log_text, read_json, read_tail
 from scaling.records.paths import LaunchFolder
 
-TYPE = "NCCL's watchdog"
+WATCHDOG = "NCCL's watchdog"
 """Used as the type of the error."""
 ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)
 TAIL_BYTES = 2**18
 """Its message is near the end of the log, before a C++ stack."""
 MESSAGE_MAX = 500
 
-_WATCHDOG = re.compile(r"watchdog thread terminated with exception:\s*(?:\[Rank \d+\] )?(\S.*)")
+_WATCHDOG_LINE = re.compile(r"watchdog thread terminated with exception:\s*(?:\[Rank \d+\] )?(\S.*)")
 
 
 def records(
@@ -45,13 +45,13 @@ def records(
         if code in ABORTED and rank not in reported:
             text = message(_tail(launch.log(rank)))
             if text is not None:
-                aborted[rank] = {"rank": rank, "type": TYPE, "message": text, "stage": stage}
+                aborted[rank] = {"rank": rank, "type": WATCHDOG, "message": text, "stage": stage}
     return aborted
 
 
 def message(log: str) -> str | None:
     """The watchdog's message in a log; None where there is none."""
-    match = _WATCHDOG.search(log)
+    match = _WATCHDOG_LINE.search(log)
     return match[1].strip()[:MESSAGE_MAX] if match else None
 
 
@@ -89,15 +89,7 @@ class LaunchEvidence:
     """How long there was no progress; 0 where the end was seen."""
 
 
-def gather(
-    launch: LaunchFolder,
-    *,
-    told: frozenset[int] = frozenset(),
-    stopped: frozenset[int] = frozenset(),
-    missing: frozenset[int] = frozenset(),
-    silent_s: float = 0.0,
-    ranks: Mapping[int, int] | None = None,
-) -> LaunchEvidence:
+def gather(launch: LaunchFolder, ranks: Mapping[int, int] | None = None) -> LaunchEvidence:
     """Read what a launch left behind. `ranks`: our rank by torchrun's number; what is told of others does not count."""
     ours = ranks or {}
     errors = sorted(_records(launch, "error"), key=lambda item: (not item[1].get("first"), item[0]))
@@ -113,10 +105,6 @@ def gather(
         started=frozenset(
             rank for path in launch.path.glob("log-*.txt") if (rank := as_number(path.stem[4:])) is not None
         ),
-        told=told,
-        stopped=stopped,
-        missing=missing,
-        silent_s=silent_s,
     )
 
 

@@ -6,9 +6,8 @@ Write into status.json how a job ended that Slurm ended before it could write so
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +95,12 @@ def settle(stands: Standing, analyse: Analyse) -> Standing:
         return stands
     state, why = _ended(stands, stands.job)
     status = status_of(stands.plan, earlier_launches(stands.folder))
-    trials = tuple(
-        t if t.status in FINAL else dataclasses.replace(t, status=state, error=why) for t in status.trials
-    )
-    launches = tuple(
-        dataclasses.replace(run, error=why) if run.error == vague else run for run in status.launches
-    )
-    status = dataclasses.replace(status, state=state, trials=trials, launches=launches)
+    trials = tuple(t if t.status in FINAL else replace(t, status=state, error=why) for t in status.trials)
+    launches = tuple(replace(run, error=why) if run.error == vague else run for run in status.launches)
+    status = replace(status, state=state, trials=trials, launches=launches)
     if is_own(stands.folder):
         _keep(stands.folder, status, analyse)
-    return dataclasses.replace(stands, status=status)
+    return replace(stands, status=status)
 
 
 def _keep(folder: RunFolder, status: Status, analyse: Analyse) -> None:

@@ -10,14 +10,13 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.slurm.allocation import gets_jobs
 from scaling.launchers.slurm.queue import run
-from scaling.plain import message
+from scaling.plain import tell
 from scaling.records.paths import RunFolder
 from scaling.settings.cases import LAUNCHES_MAX, PROOFS_MAX
 from scaling.settings.plan import Plan
@@ -251,7 +250,7 @@ def check_script(script: str) -> None:
         away = _away(partition.group(1)) if partition and _AWAY in str(error) else ""
         if not away:
             raise
-        print(message(f"scaling: {away}: the job waits while too few nodes are left"), file=sys.stderr)
+        tell(f"{away}: the job waits while too few nodes are left")
 
 
 def _away(partition: str) -> str:

@@ -25,7 +25,7 @@ from scaling.launchers.slurm.allocation import gets_jobs, hostnames
 from scaling.launchers.slurm.job_status import Analyse, settle, standing
 from scaling.launchers.slurm.queue import SCHEMA, Jobs, Submitted, run, submitted
 from scaling.launchers.slurm.script import compare_script, job_script
-from scaling.plain import message
+from scaling.plain import tell
 from scaling.reading import read_text
 from scaling.records.files import write_json, write_text
 from scaling.records.paths import RunFolder
@@ -124,10 +124,7 @@ def _hand_in(plan: Plan, folder: RunFolder, text: str) -> Submitted:
     try:
         number = sbatch.hand_in(text)
     except KeyboardInterrupt:
-        print(
-            message(f"scaling: {folder.path}: its job may be queued all the same; check with `squeue --me`"),
-            file=sys.stderr,
-        )
+        tell(f"{folder.path}: its job may be queued all the same; check with `squeue --me`")
         raise
     job = Submitted(
         id=number,

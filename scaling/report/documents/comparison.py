@@ -44,19 +44,7 @@ from scaling.report.model import (
 )
 from scaling.report.plots.efficiency import differences, scaling_curve
 from scaling.report.plots.steps import parts
-from scaling.report.side_by_side import allocation_lines, allocations_answer
 from scaling.report.strategies import listed, slower_lines
-from scaling.report.text import (
-    NONE,
-    cause_name,
-    cell,
-    percent,
-    quantity,
-    ranks,
-    sentence,
-    status_name,
-    value_of,
-)
 
 CAUSES_DRAWN = 6
 CAUSES_LISTED = 4
@@ -101,7 +89,7 @@ def _sections(
     yield Section(title="not comparable", blocks=(lines(*reasons),), on=TERMINAL | PAGE, alarm=True)
     hints = lines(*comparison.contended, look="warnings")
     yield Section(title="contended", blocks=(hints,), titled_on=TERMINAL | PAGE)
-    nodes = lines(*allocation_lines(comparison, names))
+    nodes = lines(*side_by_side.allocation_lines(comparison, names))
     yield Section(title="allocations", blocks=(nodes,), on=TERMINAL | PAGE)
     if comparison.cases:
         table = cases.comparison_table(comparison)
@@ -262,13 +250,15 @@ def _on_nodes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     yield from map(side_by_side.answer, decided)
     others = [pair for pair in comparisons if pair.allocations and pair not in decided]
     for pair in others[:1]:
-        yield allocations_answer(pair, side_by_side.run_names(pair))
+        yield side_by_side.allocations_answer(pair, side_by_side.run_names(pair))
 
 
 def _allocations(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Lines of all comparisons; those of a base that they share are given once."""
     yield from dict.fromkeys(
-        line for pair in comparisons for line in allocation_lines(pair, side_by_side.run_names(pair))
+        line
+        for pair in comparisons
+        for line in side_by_side.allocation_lines(pair, side_by_side.run_names(pair))
     )
 
 
@@ -337,11 +327,11 @@ def table(sweep: Sweep) -> Table:
         (
             *(plain(row.settings[key]) for key in sweep.keys),
             str(row.world_size),
-            *((str(row.batch or NONE),) if batches else ()),
-            cell(row.samples_per_s),
-            cell(row.efficiency, 100),
+            *((str(row.batch or text.NONE),) if batches else ()),
+            text.cell(row.samples_per_s),
+            text.cell(row.efficiency, 100),
             _cause(row),
-            *(() if done else (status_name(row.status),)),
+            *(() if done else (text.status_name(row.status),)),
         )
         for row in sweep.rows
     )
@@ -357,12 +347,12 @@ def answer(sweep: Sweep) -> str:
         sentences = ["nothing can be said of which is best: no two rows have samples of the same kind"]
     if sweep.contended:
         sentences.append("a run was contended, so this is a hint and not a finding")
-    return " ".join(map(sentence, sentences))
+    return " ".join(map(text.sentence, sentences))
 
 
 def slower(sweep: Sweep) -> str:
     """`2 ranks are slower than 1 with ...`; empty where none are."""
-    return " ".join(map(sentence, _slower(sweep)))
+    return " ".join(map(text.sentence, _slower(sweep)))
 
 
 def _batches_differ(sweep: Sweep) -> bool:
@@ -371,18 +361,18 @@ def _batches_differ(sweep: Sweep) -> bool:
 
 def _cause(row: SweepRow) -> str:
     if row.cause is None or row.world_size == 1:
-        return NONE
+        return text.NONE
     hint = " (a hint)" if row.confidence == "low" else ""
-    return f"{cause_name(row.cause)} {value_of(row.share, 100)} %{hint}"
+    return f"{text.cause_name(row.cause)} {text.value_of(row.share, 100)} %{hint}"
 
 
 def _best(sweep: Sweep, best: SweepBest) -> str:
     row = sweep.rows[best.row]
-    claim = f"the most samples a second, {quantity(row.samples_per_s)}, come with {_name(row)}"
+    claim = f"the most samples a second, {text.quantity(row.samples_per_s)}, come with {_name(row)}"
     if row.samples_per_s is not None and row.samples_per_s.interval is None:
         return f"{claim}, from too few rounds for an interval"
     if row.efficiency is not None and row.world_size > 1:
-        claim += f" (efficiency {percent(row.efficiency)})"
+        claim += f" (efficiency {text.percent(row.efficiency)})"
     if best.rivals:
         claim += f"; not told from {listed([_name(sweep.rows[k]) for k in best.rivals])}"
     if _batches_differ(sweep):
@@ -395,5 +385,5 @@ def _slower(sweep: Sweep) -> Iterator[str]:
 
 
 def _name(row: SweepRow) -> str:
-    size = ranks(row.world_size)
+    size = text.ranks(row.world_size)
     return f"{plain(row.name)} at {size}" if row.name else size

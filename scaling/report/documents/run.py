@@ -26,7 +26,6 @@ from scaling.report import cases, findings, text
 from scaling.report.answer import answer, lead
 from scaling.report.conditions import conditions
 from scaling.report.documents import steps, traces
-from scaling.report.findings import fabric_lines
 from scaling.report.key_figures import key_table
 from scaling.report.machines import host_blocks, machine_table, rank_blocks
 from scaling.report.model import (
@@ -74,7 +73,7 @@ def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
         lines(*map(text.sentence, (*measured, *_checks(analysis)))),
     )
     yield Section(title=HOW_SURE, blocks=page, on=PAGE)
-    markdown = (lines(*measured, *fabric_lines(analysis.fabric)),)
+    markdown = (lines(*measured, *findings.fabric_lines(analysis.fabric)),)
     yield Section(title="how sure, and the fabric", blocks=markdown, on=MARKDOWN, folded_on=MARKDOWN)
 
 
@@ -176,7 +175,9 @@ def _sections(
     yield Section(title="scaling", blocks=(curve,), on=PAGE)
     yield from steps.efficiency(analysis.points)
     yield from steps.points(analysis, plan)
-    yield Section(title="fabric", blocks=(lines(*fabric_lines(analysis.fabric), look="prose"),), on=TERMINAL)
+    yield Section(
+        title="fabric", blocks=(lines(*findings.fabric_lines(analysis.fabric), look="prose"),), on=TERMINAL
+    )
     yield Section(title=VERDICTS, blocks=verdicts, on=PAGE | MARKDOWN)
     yield from steps.page(analysis, plan, timelines)
     yield Section(title="hosts", blocks=host_blocks(analysis.hosts))

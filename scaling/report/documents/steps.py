@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from scaling.analysis.results import Analysis, Collective, Comm, PeakMemory, Point, Timeline
 from scaling.plain import plain
 from scaling.report import findings, text
-from scaling.report.findings import nccl_lines
 from scaling.report.key_figures import part_bars, waterfall_bars
 from scaling.report.model import (
     MARKDOWN,
@@ -160,7 +159,7 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
         curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
     kinds = [table for n, comm in with_comm.items() for table in _by_kind(comm, n)]
     return (
-        lines(*sentences, *map(plain, analysis.fabric.others), *nccl_lines(analysis.fabric.nccl)),
+        lines(*sentences, *map(plain, analysis.fabric.others), *findings.nccl_lines(analysis.fabric.nccl)),
         *kinds,
         *curves,
     )

@@ -7,10 +7,9 @@ repetition down, as in STREAM (McCalpin 1995). Products and convolutions count o
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -140,7 +139,7 @@ def _under_load(device: Accelerator, kinds: Mapping[str, Iterator[_Kernel]]) -> 
             rate = 1e9 * kernel.flops * calls / took
             if ramped and (name not in best or rate > best[name].best):
                 best[name] = _ceiling(name, "FLOP/s", kernel.size, rate)
-    return tuple(dataclasses.replace(ceiling, repeats=repeats) for ceiling in best.values())
+    return tuple(replace(ceiling, repeats=repeats) for ceiling in best.values())
 
 
 def _ready(device: Accelerator, kernels: Iterator[_Kernel]) -> list[tuple[_Kernel, int]]:

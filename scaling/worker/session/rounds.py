@@ -5,10 +5,9 @@ The time that a launch has, and what of its content fits into it by the steps th
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -158,7 +157,7 @@ class Budget:
         content = None
         if self._session.lead:
             plan, within_s = self._session.plan, self.limit_s
-            costs = dataclasses.replace(_costs(ready, plan), traffic=traffic)
+            costs = replace(_costs(ready, plan), traffic=traffic)
             content = fit_training(plan, trials, costs, warm=True, within_s=within_s).content
         return self._agreed("content", content)
 
@@ -169,9 +168,9 @@ class Budget:
         content = None
         if self._session.lead:
             plan = self._session.plan
-            here = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, world_sizes=sizes))
+            here = replace(plan, spec=replace(plan.spec, world_sizes=sizes))
             content = fit_cases(here, cases, costs, warm=True, within_s=self.limit_s / stages).content
-            content = dataclasses.replace(content, whole_s=None)  # of this stage alone
+            content = replace(content, whole_s=None)  # of this stage alone
         return self._agreed(key, content)
 
     def _agreed(self, key: str, proposal: Content | None) -> Content:
