@@ -82,7 +82,8 @@ class Vigil:
         self._feel(now)
         silent_s = self.silent_s(now)
         if silent_s > SAY_S:
-            waited = {"silent_s": silent_s, "patience_s": self.patience_s(now), "moved": self._moves(now)}
+            moved = None if self._stale(now) else now - self._moved < STALE_S
+            waited = {"silent_s": silent_s, "patience_s": self.patience_s(now), "moved": moved}
             self._progress({"stage": "start", **self._record, **waited})
 
     def silent_s(self, now: float) -> float:
@@ -119,9 +120,6 @@ class Vigil:
 
     def _stale(self, now: float) -> bool:
         return now - self._fresh > STALE_S or self._blind
-
-    def _moves(self, now: float) -> bool | None:
-        return None if self._stale(now) else now - self._moved < STALE_S
 
 
 POLL_S = 0.2

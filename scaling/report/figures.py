@@ -67,7 +67,7 @@ def _draw(plots: Sequence[Plot], folder: Path, browser: str) -> None:
         {
             "fig": coloured(titled(plot), colours),
             "path": folder / f"{plot.name}.{ending}",
-            "opts": _options(ending),
+            "opts": {"format": ending, "scale": SCALE if ending == "png" else 1},
         }
         for plot in plots
         for ending in FORMATS
@@ -80,10 +80,6 @@ def _draw(plots: Sequence[Plot], folder: Path, browser: str) -> None:
         raise ScalingError(
             f"{browser}: could not draw the figures ({type(error).__name__}: {error})"
         ) from error
-
-
-def _options(ending: str) -> Json:
-    return {"format": ending, "scale": SCALE if ending == "png" else 1}
 
 
 def light_colours() -> dict[str, str]:

@@ -60,7 +60,9 @@ def machine_table(machines: Sequence[MachineGroup], plan: Plan) -> Table | None:
         )
         rows.append(("device memory", *sizes))
     if any(machine.environment for machine in machines):
-        rows.append(("environment", *(_variables(machine) for machine in machines)))
+        rows.append(
+            ("environment", *(", ".join(map("=".join, machine.environment)) or NONE for machine in machines))
+        )
     rows.append(("scaling-harness", *(plan.version for _ in machines)))
     if plan.commit:
         rows.append(("commit", *(plan.commit for _ in machines)))
@@ -76,10 +78,6 @@ def _hosts(machine: MachineGroup) -> str:
     shown = ", ".join(machine.hosts[:HOSTS_SHOWN])
     more = len(machine.hosts) - HOSTS_SHOWN
     return f"{shown} and {count(more, 'other')}" if more > 0 else shown
-
-
-def _variables(machine: MachineGroup) -> str:
-    return ", ".join(f"{name}={value}" for name, value in machine.environment) or NONE
 
 
 SHOWN = 16

@@ -10,7 +10,7 @@ from scaling.analysis.results import Analysis, Comparison, Sweep
 from scaling.plain import one_line, plain
 from scaling.report import text
 from scaling.report.documents import comparison
-from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
+from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Lines, Section, Table
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~])")
 _LEADS = {"warnings": "> - ", "note": ""}
@@ -77,11 +77,9 @@ def _row(cells: Iterable[str]) -> str:
 @_draw.register
 def _lines(block: Lines) -> Iterator[str]:
     lead = _LEADS.get(block.look, "- ")
-    return (f"{'  ' * line.level}{lead}{_esc(_statement(line))}" for line in block.items)
-
-
-def _statement(line: Line) -> str:
-    return f"{line.name}: {line.text}" if line.name else line.text
+    for line in block.items:
+        statement = f"{line.name}: {line.text}" if line.name else line.text
+        yield f"{'  ' * line.level}{lead}{_esc(statement)}"
 
 
 @_draw.register

@@ -145,13 +145,10 @@ def host_bytes(
     local = {rank for rank in range(plan.ranks) if host_of(rank) == 0}
     planned = replace(plan, content=content)
     return sum(
-        len(local & _ranks(block)) * _block_bytes(block, traffic.get(block.trial.world_size, NOTHING), steps)
+        len(local.intersection(rank for group in block.groups for rank in group))
+        * _block_bytes(block, traffic.get(block.trial.world_size, NOTHING), steps)
         for block in round_blocks(planned, trials, 0, 0, plan.baseline(trials))
     )
-
-
-def _ranks(block: Block) -> set[int]:
-    return {rank for group in block.groups for rank in group}
 
 
 def _block_bytes(block: Block, traffic: Traffic, steps: int) -> int:

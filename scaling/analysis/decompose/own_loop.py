@@ -98,7 +98,7 @@ def units(values: Floats, launch: NDArray[np.int64]) -> NDArray[np.int64]:
     A unit never spans two launches.
     """
     size = 1
-    while _count(values, launch, size * 2) >= UNITS_ENOUGH and _follow(values, launch, size):
+    while len(_means(values, launch, size * 2)) >= UNITS_ENOUGH and _follow(values, launch, size):
         size *= 2
     return _grouped(launch, size)
 
@@ -169,10 +169,6 @@ def _means(values: Floats, launch: NDArray[np.int64], size: int) -> Floats:
     count = np.bincount(unit[finite], minlength=unit.max(initial=0) + 1)
     means: Floats = total[count > 0] / count[count > 0]
     return means
-
-
-def _count(values: Floats, launch: NDArray[np.int64], size: int) -> int:
-    return len(_means(values, launch, size))
 
 
 def _follow(values: Floats, launch: NDArray[np.int64], size: int) -> bool:

@@ -51,7 +51,8 @@ MEMORY_OFF = 0.02
 def differences(facts: Mapping[int, Mapping[str, Any]]) -> tuple[Difference, ...]:
     """Facts with more than one value among the ranks, those that matter first. Missing counts as None."""
     distinct = []
-    for key in sorted({k for flat in facts.values() for k in flat}, key=_order):
+    keys = {key for flat in facts.values() for key in flat}
+    for key in sorted(keys, key=lambda k: (k not in _MUST_AGREE, k not in _SHOULD_AGREE, k)):
         if key == "hostname" or is_private(key):
             continue
         by_value: dict[str, list[int]] = {}
@@ -133,7 +134,3 @@ def of_ranks(distinct: Sequence[Difference], ranks: Sequence[int]) -> tuple[str,
 
 def _text(value: Any) -> str:
     return "unset" if value is None else str(value)
-
-
-def _order(key: str) -> tuple[int, str]:
-    return (0 if key in _MUST_AGREE else 1 if key in _SHOULD_AGREE else 2, key)

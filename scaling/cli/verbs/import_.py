@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"{path.name}: {other}") from error
     target = None
     if imported.yaml is not None:
-        target = _folder(Path(given.into or "conf")) / f"{name}.yaml"
+        into = Path(given.into or "conf")
+        target = (into if into.name == "topology" else into / "topology") / f"{name}.yaml"
         if os.path.lexists(target) and _read(target) != imported.yaml:
             raise InputError(f"{target}: is there, and is not replaced; give another --name, or move it away")
         make_folder(target.parent, f"--into {given.into or 'conf'}")
@@ -51,11 +52,6 @@ def main(arguments: list[str]) -> int:
     if imported.corrupt:
         raise ScalingError(f"{path}: values came out wrong in this test; no topology is made of it")
     return 0
-
-
-def _folder(given: Path) -> Path:
-    """The folder of topologies of a config directory; `given` is either of them."""
-    return given if given.name == "topology" else given / "topology"
 
 
 def _read(path: Path) -> str:

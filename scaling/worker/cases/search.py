@@ -39,19 +39,17 @@ class Search:
         if not work:
             return
         self._session.stage = "the search for the largest batch"
-        self._note(work[0][0], self._first(work[0][1], prove=prove), "trying")
+        index, search = work[0]
+        least = search.candidate if prove else search.variant.accumulation_steps
+        self._note(index, least, "trying")  # reported as failing where the model itself does not fit
         if not self._opened():
-            self._note(work[0][0], work[0][1].variant.accumulation_steps, OOM)
+            self._note(index, search.variant.accumulation_steps, OOM)
             return
         for index, search in work:
             if prove:
                 self._try(index, search, search.candidate, PROOF_STEPS)
             else:
                 self._search(index, search)
-
-    def _first(self, search: VariantSearch, *, prove: bool) -> int:
-        """The batch that is reported as failing when the model itself does not fit."""
-        return search.candidate if prove else search.variant.accumulation_steps
 
     def _opened(self) -> bool:
         """Whether the model fits at all."""
