@@ -208,7 +208,10 @@ def _point(point: Point, notes: list[str]) -> Point:
         notes.append(
             f"efficiency {here} lies above 100 % ({efficiency.value:.1%}): {_superlinear(point, efficiency)}"
         )
-    for name, share in _against_others(point):
+    others: list[tuple[str, Measured | None]] = [("efficiency_loaded", point.efficiency_loaded)]
+    if point.comm is not None:
+        others += ("curve_share", point.comm.curve_share), ("nominal_share", point.comm.nominal_share)
+    for name, share in others:
         if share is not None and share.surely_above(1):
             notes.append(f"{name} {here} lies above 100 % ({share.value:.1%}): {ABOVE_ONE[name]}")
     return replace(point, loss=loss, parts_ms=parts)
@@ -236,14 +239,6 @@ def _superlinear(point: Point, efficiency: Measured) -> str:
         "smaller pieces of work may fit the caches (superlinear), or the baseline was slowed down; "
         "compare bare_one with ddp_solo"
     )
-
-
-def _against_others(point: Point) -> Iterable[tuple[str, Measured | None]]:
-    """Shares of something that was measured or promised elsewhere, by their names in ABOVE_ONE."""
-    yield "efficiency_loaded", point.efficiency_loaded
-    if point.comm is not None:
-        yield "curve_share", point.comm.curve_share
-        yield "nominal_share", point.comm.nominal_share
 
 
 def _numbers(group: Loss | StepParts) -> list[Measured]:

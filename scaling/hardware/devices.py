@@ -13,7 +13,8 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from scaling.hardware.nvml import open_nvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +51,8 @@ def _gpus() -> tuple[Gpu, ...]:
         return ()
     if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110
         return ()
-    import pynvml as nvml  # noqa: PLC0415  # slow, and most machines without a GPU end before
-
-    pynvml: Any = nvml  # it carries no types
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    pynvml = open_nvml()
+    if pynvml is None:
         return ()
     try:
         gpus = []

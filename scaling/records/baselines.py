@@ -114,8 +114,7 @@ def _machine(launches: Launches) -> dict[str, str]:
 
 def _work(plan: Plan) -> dict[str, str]:
     spec = plan.spec
-    strong = spec.mode == "strong"
-    batch = spec.global_batch if strong else spec.batch_per_rank
+    key, batch = spec.batch_setting
     named = {
         "model": spec.model.name,
         "args": json.dumps(spec.model.args, sort_keys=True),
@@ -124,7 +123,7 @@ def _work(plan: Plan) -> dict[str, str]:
         "precision": spec.precision,
         "task": spec.task,
         "mode": spec.mode,
-        "global_batch" if strong else "batch_per_rank": batch,
+        key: batch,
         "accumulation_steps": spec.accumulation_steps,
     }
     return {key: str(value) for key, value in named.items()}

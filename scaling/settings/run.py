@@ -285,6 +285,12 @@ class Spec:
         """Whether some step of the run goes through torch.compile."""
         return self.compile or any(self.vary.compile)
 
+    @property
+    def batch_setting(self) -> tuple[str, int]:
+        """The key and the value that set a step's samples."""
+        key = "global_batch" if self.mode == "strong" else "batch_per_rank"
+        return key, getattr(self, key)
+
     def batch_at(self, world_size: int) -> int:
         """Samples of one rank in one optimizer step, over all accumulation steps."""
         return self.global_batch // world_size if self.mode == "strong" else self.batch_per_rank

@@ -30,6 +30,7 @@ from scaling.errors import InputError, while_reading
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text
 from scaling.records import files
 from scaling.settings.plan import RANKS_MAX
+from scaling.traces.kinds import Told
 from scaling.traces.machines.nccl_tests import parse_log
 from scaling.traces.profiler.jobs import mean
 from scaling.traces.profiler.signs import COUNT_MAX, collective_of
@@ -119,15 +120,6 @@ class SizeRow:
     late_rank: int | None
     """The rank that joined last most often."""
     late_share: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """What a command prints. `complete`: every rank and file is there and whole."""
-
-    lines: tuple[str, ...]
-    document: dict[str, Any]
-    complete: bool
 
 
 Times = dict[int, dict[int, float]]
@@ -307,7 +299,7 @@ def _decoded(text: bytes) -> _Record | str:
     return record
 
 
-def inspector(paths: Sequence[Path], beside: Path | None) -> Recorded:
+def inspector(paths: Sequence[Path], beside: Path | None) -> Told:
     """All records together; `beside`: a log of nccl-tests, the machine's own curve. InputError without a record."""
     seen = _Inspected(paths)
     curve = None if beside is None else _Curve(beside)
@@ -330,7 +322,7 @@ def inspector(paths: Sequence[Path], beside: Path | None) -> Recorded:
     ]
     if seen.point_to_point:
         lines.append(f"# note    {seen.point_to_point} records of sends and receives are counted only")
-    return Recorded(
+    return Told(
         lines=tuple(lines),
         document={
             "kind": "nccl_inspector",

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.network.nccl_causes import causes
 from scaling.analysis.network.nccl_log import SHOWN, NcclLines, lines_of
 from scaling.errors import InputError, while_reading
+from scaling.traces.kinds import Told
 from scaling.traces.machines.nccl_tests import parse_log
 
 EXPECTED = "a job's output with lines of NCCL (NCCL_DEBUG=INFO) or of torch's NCCL watchdog is expected"
@@ -141,17 +141,11 @@ def _silent(nccl: NcclLines, listed: set[str]) -> Iterator[str]:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLog:
-    """What is printed; `findings` name a cause and a remedy."""
+def read_job_logs(paths: Iterable[Path]) -> Told:
+    """All files of one job together. InputError where no line of NCCL or of its watchdog is in them.
 
-    lines: tuple[str, ...]
-    findings: tuple[str, ...]
-    document: dict[str, Any]
-
-
-def read_job_logs(paths: Iterable[Path]) -> JobLog:
-    """All files of one job together. InputError where no line of NCCL or of its watchdog is in them."""
+    `findings` of the document name a cause and a remedy.
+    """
     nccl, watchdog, links, listed = NcclLines(), _Watchdog(), [], set()
     paths = list(paths)
     for path in paths:
@@ -196,4 +190,4 @@ def read_job_logs(paths: Iterable[Path]) -> JobLog:
         "links": links,
         "warnings": list(nccl.warnings)[:SHOWN],
     }
-    return JobLog(lines=tuple(lines), findings=tuple(findings), document=document)
+    return Told(lines=tuple(lines), document=document)

@@ -12,7 +12,9 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scaling.errors import InputError
 from scaling.reading import LOG_BYTES_MAX, TRACE_BYTES_MAX, RefusedError, open_file
@@ -52,6 +54,17 @@ _OTHERS = (
 )
 """Signs of other tools' files, whose they are, and what is read instead."""
 FILES_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a command prints of files that are no profiler's. `complete`: every rank and file is there and whole."""
+
+    lines: tuple[str, ...]
+    document: dict[str, Any]
+    complete: bool = True
+
+
 _SUFFIXES = (".json", ".json.gz")
 """What a profiler writes; in a folder only these are taken for damaged traces rather than for other files."""
 _OF_A_RANK = re.compile(r"rank[-_ ]?\d|_\d+$|\.json$")

@@ -34,7 +34,7 @@ def findings(tmp_path):
     def read(lines):
         path = tmp_path / "job.out"
         path.write_text("\n".join(["starting", *lines, "done"]))
-        return " | ".join(read_job_logs([path]).findings)
+        return " | ".join(read_job_logs([path]).document["findings"])
 
     return read
 

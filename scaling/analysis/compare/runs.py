@@ -188,8 +188,8 @@ def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -
         reasons.append(
             f"the model's settings differ: {base_plan.spec.model.args} and {other_plan.spec.model.args}"
         )
-    name = "global_batch" if base_plan.spec.mode == "strong" else "batch_per_rank"
-    for key in () if base_plan.spec.kind.by_cases else (name, "accumulation_steps"):
+    batch_key, _ = base_plan.spec.batch_setting
+    for key in () if base_plan.spec.kind.by_cases else (batch_key, "accumulation_steps"):
         a, b = getattr(base_plan.spec, key), getattr(other_plan.spec, key)
         if a != b:
             reasons.append(f"{key} differs: {a} and {b}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
-from scaling.analysis.results.verdicts import NOTABLE
+from scaling.analysis.results.verdicts import NOTABLE, named
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.analysis.verdicts.host_remedies import ALL_READY, HEADROOM, saved
 from scaling.settings.plan import Plan
@@ -104,14 +104,7 @@ def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple
     share = feed.wait_share if feed else None
     if feed is None or share is None or not (share.surely_above(0) and share.value > NOTABLE):
         return verdicts
-    verdict = Verdict(
-        cause="input",
-        world_size=point.world_size,
-        share=share,
-        confidence="high" if share.surely_above(NOTABLE) else "medium",
-        evidence=_evidence(feed, point),
-        try_=_remedies(feed, plan),
-    )
+    verdict = named("input", point, share, _evidence(feed, point), _remedies(feed, plan))
     late = point.straggler
     if late is not None and late.phase == "input" and late.rank == feed.slowest_rank:
         # The same wait, of one rank: the straggler's verdict says what its input lacks.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class ParityFile:
     hostname: str
     device: str
     facts: dict[str, Any]
-    parity: tuple[PrecisionRecord, ...] = field(default=())
+    parity: tuple[PrecisionRecord, ...] = ()
 
 
 def read_file(path: Path, model: str) -> ParityFile:

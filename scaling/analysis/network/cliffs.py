@@ -12,7 +12,7 @@ Messages up to SMALL_BYTES are left out: their time is latency, whatever their s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -162,13 +162,7 @@ def _once(candidates: Sequence[Cliff]) -> list[Cliff]:
                 factor = last.factor * cliff.factor
             else:
                 factor = max((last.factor, cliff.factor), key=lambda f: max(f, 1 / f))
-            kept[-1] = Cliff(
-                collective=cliff.collective,
-                kind=cliff.kind,
-                from_bytes=last.from_bytes,
-                to_bytes=cliff.to_bytes,
-                factor=factor,
-            )
+            kept[-1] = replace(cliff, from_bytes=last.from_bytes, factor=factor)
         else:
             kept.append(cliff)
     return kept

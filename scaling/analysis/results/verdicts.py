@@ -42,17 +42,19 @@ class Verdict(AtSize):
 def named(
     cause: str,
     point: AtSize,
-    share: Measured,
+    share: Measured | None,
     evidence: tuple[str, ...],
-    remedies: tuple[Remedy, ...],
+    remedies: tuple[Remedy, ...] = (),
     confidence: str = "",
 ) -> Verdict:
     """A cause and its share of the step; by default, the confidence is high where the share is surely notable."""
+    if not confidence:
+        confidence = "high" if share is not None and share.surely_above(NOTABLE) else "medium"
     return Verdict(
         cause=cause,
         world_size=point.world_size,
         share=share,
-        confidence=confidence or ("high" if share.surely_above(NOTABLE) else "medium"),
+        confidence=confidence,
         evidence=evidence,
         try_=remedies,
     )

@@ -141,21 +141,15 @@ def summary(cases: Sequence[SelfTestCase], planned: int) -> SelfTest:
     )
 
 
-_BASE = (
-    "world_sizes=[2]",
-    "topology=emulated_pcie",
-    "topology.link.rate=3200mbit",
-    "model=synthetic",
-    "model.compute_ms=40",
-    "model.layers=8",
-    "model.param_mb=0.25",
-    "measure=quick",
-    "measure.steps=4",
-    "measure.rounds_min=4",
-    "measure.rounds_max=4",
-    "measure.budget_s=40",
-    "measure.fabric_max=4MiB",
-    "tracking=disabled",
+def words(line: str) -> tuple[str, ...]:
+    """The overrides of a command line."""
+    return tuple(line.split())
+
+
+_BASE = words(
+    "world_sizes=[2] topology=emulated_pcie topology.link.rate=3200mbit model=synthetic model.compute_ms=40 "
+    "model.layers=8 model.param_mb=0.25 measure=quick measure.steps=4 measure.rounds_min=4 measure.rounds_max=4 "
+    "measure.budget_s=40 measure.fabric_max=4MiB tracking=disabled"
 )
 _MB = 2**20
 

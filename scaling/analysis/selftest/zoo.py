@@ -15,71 +15,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scaling.analysis.results import NO_CAUSE
-from scaling.analysis.selftest.grade import LINK, FaultCase, loss_ms, stalled, straggler_ms
+from scaling.analysis.selftest.grade import LINK, FaultCase, loss_ms, stalled, straggler_ms, words
 
 LATE_MS = 40
-COMMON = (
-    "topology=emulated_pcie",
-    "topology.link.rate=2gbit",
-    "world_sizes=[2]",
-    "measure=quick",
-    "measure.steps=4",
-    "measure.lead_in=1",
-    "measure.rounds_min=4",
-    "measure.rounds_max=4",
-    "measure.budget_s=12",
-    "measure.fabric_max=256KiB",
-    "tracking=disabled",
+COMMON = words(
+    "topology=emulated_pcie topology.link.rate=2gbit world_sizes=[2] measure=quick measure.steps=4 "
+    "measure.lead_in=1 measure.rounds_min=4 measure.rounds_max=4 measure.budget_s=12 measure.fabric_max=256KiB "
+    "tracking=disabled"
 )
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "cnn": ("model=highmem_cnn", "model.channels=16", "model.hidden=8", "batch_per_rank=72"),
-    "cnn with BatchNorm": (
-        "model=highmem_cnn_bn",
-        "model.channels=16",
-        "model.hidden=8",
-        "batch_per_rank=72",
+    "cnn": words("model=highmem_cnn model.channels=16 model.hidden=8 batch_per_rank=72"),
+    "cnn with BatchNorm": words("model=highmem_cnn_bn model.channels=16 model.hidden=8 batch_per_rank=72"),
+    "resnet": words(
+        "model=resnet18 model.depths=[1,1] model.widths=[16,32] model.image=48 model.classes=10 "
+        "batch_per_rank=16"
     ),
-    "resnet": (
-        "model=resnet18",
-        "model.depths=[1,1]",
-        "model.widths=[16,32]",
-        "model.image=48",
-        "model.classes=10",
-        "batch_per_rank=16",
+    "vit": words(
+        "model=vit model.width=64 model.layers=2 model.heads=2 model.feedforward=128 model.image=64 "
+        "model.patch=8 model.classes=10 batch_per_rank=24"
     ),
-    "vit": (
-        "model=vit",
-        "model.width=64",
-        "model.layers=2",
-        "model.heads=2",
-        "model.feedforward=128",
-        "model.image=64",
-        "model.patch=8",
-        "model.classes=10",
-        "batch_per_rank=24",
+    "gpt2": words(
+        "model=gpt2 model.width=64 model.layers=2 model.heads=2 model.vocabulary=512 model.context=64 "
+        "model.sequence=64 batch_per_rank=12"
     ),
-    "gpt2": (
-        "model=gpt2",
-        "model.width=64",
-        "model.layers=2",
-        "model.heads=2",
-        "model.vocabulary=512",
-        "model.context=64",
-        "model.sequence=64",
-        "batch_per_rank=12",
-    ),
-    "detection": (
-        "model=yolos_tiny",
-        "model.width=64",
-        "model.layers=2",
-        "model.heads=2",
-        "model.feedforward=128",
-        "model.position_grid=[64,64]",
-        "model.queries=10",
-        "model.objects=3",
-        "model.height=64",
-        "model.image=64",
-        "batch_per_rank=16",
+    "detection": words(
+        "model=yolos_tiny model.width=64 model.layers=2 model.heads=2 model.feedforward=128 "
+        "model.position_grid=[64,64] model.queries=10 model.objects=3 model.height=64 "
+        "model.image=64 batch_per_rank=16"
     ),
 }
 LOST = ("neighbours", "strategy_overhead", "overlap", *LINK)

@@ -173,18 +173,9 @@ def causes(size: Size, point: Point, base: Size, study: Study, compared: int) ->
     if verdicts:
         return tuple(sorted(verdicts, key=lambda v: -(v.share.value if v.share else 0.0)))
     if well:
-        return (
-            Verdict(
-                cause="scales_well",
-                world_size=point.world_size,
-                share=None,
-                confidence="low" if _doubts(size, base, study) else "high",
-                evidence=(
-                    f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",
-                    *_doubts(size, base, study),
-                ),
-            ),
-        )
+        doubts = _doubts(size, base, study)
+        evidence = (f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}", *doubts)
+        return (named("scales_well", point, None, evidence, confidence="low" if doubts else "high"),)
     why = "no cause stands clear of the noise; train more steps, or launch more often"
     return (undecided(point.world_size, why, *_largest(point)),)
 

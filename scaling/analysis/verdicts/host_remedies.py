@@ -14,6 +14,7 @@ from scaling.settings.run import Spec
 
 HEADROOM = 1.25
 """The advised workers are busy four fifths of the time, which leaves room for batches that take longer."""
+FEWER_UPDATES = "half as many optimizer steps for the same samples; check the loss"
 ALL_READY = "if every batch is ready when its step begins"
 
 

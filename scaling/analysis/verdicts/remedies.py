@@ -19,7 +19,15 @@ from scaling.analysis.predict.change import Change
 from scaling.analysis.results import SCHEMA, Measured, Point, Remedy, Verdict, Verification
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.analysis.verdicts import host_remedies
-from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
+from scaling.analysis.verdicts.host_remedies import (
+    FEWER_UPDATES,
+    UNKNOWN,
+    Host,
+    Offer,
+    fed,
+    lighter_optimizer,
+    own_cores,
+)
 from scaling.analysis.verdicts.sharded import replicated, sharded_link
 from scaling.settings.parallel import OWN, PIPELINED
 from scaling.settings.plan import Plan
@@ -28,7 +36,6 @@ from scaling.settings.schedule import PLAIN, VARIANT
 
 BUCKET_CAP_MB = 25.0
 """torch's default, MiB."""
-FEWER_UPDATES = "half as many optimizer steps for the same samples; check the loss"
 
 
 _OF_DDP = ("optimizer", "communication", "link_bandwidth", "link_latency", "strategy_overhead")
@@ -128,11 +135,7 @@ def _narrower_wire(spec: Spec) -> tuple[Offer, ...]:
 def _less_often(spec: Spec, world_size: int) -> tuple[Offer, ...]:
     """Twice the samples for each reduction."""
     steps = spec.accumulation_steps * 2
-    key, value = (
-        ("global_batch", spec.global_batch)
-        if spec.mode == "strong"
-        else ("batch_per_rank", spec.batch_per_rank)
-    )
+    key, value = spec.batch_setting
     batch = spec.batch_at(world_size)
     change = Change(accumulation=steps, batch=batch * 2, whole_batch=2.0 if spec.mode == "strong" else 1.0)
     return (
@@ -160,7 +163,7 @@ def _larger_buckets(spec: Spec) -> tuple[Offer, ...]:
 def _fewer_launches(spec: Spec, world_size: int) -> tuple[Offer, ...]:
     """More work for each launch, or fewer launches for the same work."""
     strong, batch = spec.mode == "strong", spec.batch_at(world_size)
-    key, value = ("global_batch", spec.global_batch) if strong else ("batch_per_rank", spec.batch_per_rank)
+    key, value = spec.batch_setting
     change = Change(batch=batch * 2, whole_batch=2.0 if strong else 1.0) if batch else None
     larger = Offer(
         overrides=f"{key}={value * 2}",

@@ -13,7 +13,7 @@ from operator import add
 from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.results import Collective, FabricLevel, Measured, Point, Remedy, Verdict
 from scaling.analysis.results.verdicts import NOTABLE, named
-from scaling.analysis.verdicts.host_remedies import Offer, saved
+from scaling.analysis.verdicts.host_remedies import FEWER_UPDATES, Offer, saved
 from scaling.settings.parallel import Fsdp
 from scaling.settings.run import Spec
 
@@ -129,12 +129,11 @@ def replicated(spec: Spec) -> Offer:
 
 def _less_often(spec: Spec) -> Offer:
     steps = spec.accumulation_steps * 2
-    strong = spec.mode == "strong"
-    key, value = ("global_batch", spec.global_batch) if strong else ("batch_per_rank", spec.batch_per_rank)
+    key, value = spec.batch_setting
     return Offer(
         overrides=f"accumulation_steps={steps} {key}={value * 2}",
         code="module.set_requires_gradient_sync(False) in every micro-step but the last",
-        assumes="half as many optimizer steps for the same samples; check the loss",
+        assumes=FEWER_UPDATES,
     )
 
 

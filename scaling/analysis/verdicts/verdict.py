@@ -94,15 +94,8 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     share = spent / step.value
     if not share.surely_above(OPTIMIZER_NOTABLE):
         return ()
-    return (
-        named(
-            "optimizer",
-            point,
-            share,
-            (f"the optimizer takes {spent.value:.3g} of {step.value:.3g} ms, with one rank as with many",),
-            remedies("optimizer", point, plan, gain)[0],
-        ),
-    )
+    takes = f"the optimizer takes {spent.value:.3g} of {step.value:.3g} ms, with one rank as with many"
+    return (named("optimizer", point, share, (takes,), remedies("optimizer", point, plan, gain)[0]),)
 
 
 def _causes_of(
@@ -135,15 +128,8 @@ def _causes_of(
     if causes:
         return (_beside_larger(causes[0], point, clear), *causes[1:])
     if point.efficiency is not None and point.efficiency.surely_above(SCALES_WELL):
-        return (
-            Verdict(
-                cause="scales_well",
-                world_size=point.world_size,
-                share=None,
-                confidence="high",
-                evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
-            ),
-        )
+        efficiency = f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}"
+        return (named("scales_well", point, None, (efficiency,), confidence="high"),)
     if not plan.kind.followed and not (plan.content.has(DETAILS) and _shares(point.loss)):
         return (
             undecided(point.world_size, f"the time held nothing that tells causes apart; {_longer(plan)}"),
@@ -174,20 +160,15 @@ def _slow_path(
         return ()
     lost = point.loss.link_bandwidth if point.loss else None
     path = (f"NCCL's log names {', '.join(nccl.transports)}",) if nccl and nccl.transports else ()
+    evidence = (
+        f"large messages reach {reached.value:.3g} Gbit/s over the {level.name}, "
+        f"but the topology promises {level.nominal_gbit_s:.3g}",
+        "the traffic takes a slower path than the topology promises, or one host's link is slow",
+        *path,
+    )
+    share = lost and lost * (1 - reached.value / level.nominal_gbit_s)
     return (
-        Verdict(
-            cause="slow_path",
-            world_size=point.world_size,
-            share=lost and lost * (1 - reached.value / level.nominal_gbit_s),
-            confidence="high",
-            evidence=(
-                f"large messages reach {reached.value:.3g} Gbit/s over the {level.name}, "
-                f"but the topology promises {level.nominal_gbit_s:.3g}",
-                "the traffic takes a slower path than the topology promises, or one host's link is slow",
-                *path,
-            ),
-            try_=remedies("slow_path", point, plan, no_gain)[0],
-        ),
+        named("slow_path", point, share, evidence, remedies("slow_path", point, plan, no_gain)[0], "high"),
     )
 
 
@@ -266,16 +247,9 @@ def launch_bound(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
         lines.append(
             f"a step waits {waits.value:.3g} ms for collectives to be enqueued that all ranks are ready for"
         )
-    return (
-        Verdict(
-            cause="launch_bound",
-            world_size=point.world_size,
-            share=None,
-            confidence="high" if share.surely_above(SURELY) else "medium",
-            evidence=tuple(lines),
-            try_=remedies("launch_bound", point, plan, gain)[0],
-        ),
-    )
+    sure = "high" if share.surely_above(SURELY) else "medium"
+    tried = remedies("launch_bound", point, plan, gain)[0]
+    return (named("launch_bound", point, None, tuple(lines), tried, sure),)
 
 
 def doubted(verdict: Verdict) -> Verdict:

@@ -50,31 +50,19 @@ def main(arguments: list[str]) -> int:
     unused = next((f"--{name}" for name in ("out", "batch", "name", "wandb") if getattr(given, name)), None)
     if unused:
         raise InputError(f"{unused}: is for traces of the profiler; these are {kinds.NAMES[kind]}")
-    return _logged(files, as_json=given.json) if kind == kinds.LOG else _recorded(files, given)
+    if kind == kinds.LOG:
+        from scaling.traces.job_log import read_job_logs  # noqa: PLC0415  what it imports is slow
 
-
-def _logged(files: list[Path], *, as_json: bool) -> int:
-    """What NCCL's and its watchdog's lines in a job's output say; prints and writes no folder."""
-    from scaling.traces.job_log import read_job_logs  # noqa: PLC0415  what it imports is slow
-
-    logs = read_job_logs(files)
-    if as_json:
-        print_json(logs.document)
+        told = read_job_logs(files)
     else:
-        say(*logs.lines)
-    return 0
+        from scaling.traces.inspector import inspector  # noqa: PLC0415  scipy is slow to import
 
-
-def _recorded(files: list[Path], given: Namespace) -> int:
-    """What NCCL Inspector wrote; prints and writes no folder."""
-    from scaling.traces.inspector import inspector  # noqa: PLC0415  scipy is slow to import
-
-    inspection = inspector(files, Path(given.beside) if given.beside else None)
+        told = inspector(files, Path(given.beside) if given.beside else None)
     if given.json:
-        print_json(inspection.document)
+        print_json(told.document)
     else:
-        say(*inspection.lines)
-    return 0 if inspection.complete else 3
+        say(*told.lines)
+    return 0 if told.complete else 3
 
 
 def _flight(path: Path) -> str:

@@ -67,12 +67,10 @@ class Search:
     def _search(self, index: int, search: VariantSearch) -> None:
         a_sample_s = 0.0
         while (batch := search.next) is not None:
-            if self._late(index, batch, a_sample_s):
-                tried = Try(batch=batch, status=LATE)
-                self._note(index, batch, LATE)
-            elif batch < self._runner.least * search.variant.accumulation_steps:  # it is known to fail
-                tried = Try(batch=batch, status=FAILED)
-                self._note(index, batch, FAILED)
+            late = self._late(index, batch, a_sample_s)
+            if late or batch < self._runner.least * search.variant.accumulation_steps:  # it is known to fail
+                tried = Try(batch=batch, status=LATE if late else FAILED)
+                self._note(index, batch, tried.status)
             else:
                 begin = time.monotonic()
                 judged = self._try(index, search, batch, 1)
