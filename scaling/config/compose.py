@@ -271,10 +271,7 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
         configs = [OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))]
         node = {key: value for key, value in kept.items() if key not in {"topology"} & named}
         store.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
-        with (
-            only_data(),
-            hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"),
-        ):
+        with only_data(), hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"):
             configs.append(OmegaConf.to_object(hydra.compose("measured", overrides=arguments)))
     before, after = configs
     assert isinstance(before, WhatIfConfig)

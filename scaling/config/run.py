@@ -23,11 +23,7 @@ def to_spec(config: Composed, machine: Machine) -> Spec:
         machine = dataclasses.replace(machine, gpus=())
     env = to_env("env", config.env)
     topology = to_topology(
-        config.topology,
-        config.cluster,
-        machine,
-        elsewhere=elsewhere,
-        shared=env.get(MULTI_RANK) == "1",
+        config.topology, config.cluster, machine, elsewhere=elsewhere, shared=env.get(MULTI_RANK) == "1"
     )
     world_sizes = _world_sizes(config.world_sizes, topology)
     if config.mode == "strong" and config.global_batch is None:

@@ -24,11 +24,7 @@ class Host:
 
     def facts(self) -> dict[str, Any]:
         """What does not change while a launch runs."""
-        return {
-            "nics": self._nics(),
-            "nodes": self._nodes(),
-            "acs_bridges": self._acs_bridges(),
-        }
+        return {"nics": self._nics(), "nodes": self._nodes(), "acs_bridges": self._acs_bridges()}
 
     def sample(self) -> dict[str, Any]:
         """What changes. Times are ns since the host started; counters are the kernel's own."""

@@ -112,9 +112,7 @@ def _are_counters(group: Any) -> bool:
 
 def _gpus(values: Any) -> tuple[dict[str, Any], ...]:
     gpus = _facts(
-        values,
-        ("uuid", "name", "pci", "driver", "vbios", "lost"),
-        ("nvlinks", "cpus", "peers", "pci_path"),
+        values, ("uuid", "name", "pci", "driver", "vbios", "lost"), ("nvlinks", "cpus", "peers", "pci_path")
     )
     for gpu in gpus:
         _typed(gpu["index"], int)

@@ -57,11 +57,7 @@ def measure(plan: Plan, folder: RunFolder, progress: Progress, preflight: Prefli
 
 
 def _measure(
-    plan: Plan,
-    folder: RunFolder,
-    launches: list[LaunchStatus],
-    progress: Progress,
-    preflight: Preflight,
+    plan: Plan, folder: RunFolder, launches: list[LaunchStatus], progress: Progress, preflight: Preflight
 ) -> None:
     """Add to `launches` until nothing is left, or the user interrupts."""
     since, told = len(launches), None
@@ -100,10 +96,7 @@ def _require_plan(plan: Plan, folder: RunFolder) -> None:
 
 
 def _searched(
-    plan: Plan,
-    folder: RunFolder,
-    launches: list[LaunchStatus],
-    progress: Progress,
+    plan: Plan, folder: RunFolder, launches: list[LaunchStatus], progress: Progress
 ) -> LaunchStatus | None:
     """Search for the largest batch before any launch measures; None, or the status of a search that failed."""
     begin = time.monotonic()

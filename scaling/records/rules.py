@@ -19,16 +19,7 @@ from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.settings.parallel import OWN
 from scaling.settings.plan import Plan
 from scaling.settings.run import KINDS
-from scaling.settings.schedule import (
-    FABRIC,
-    PAIRS,
-    PHASES,
-    PLAIN,
-    PROBE,
-    REPLAY,
-    STEP_ARMS,
-    VARIANT,
-)
+from scaling.settings.schedule import FABRIC, PAIRS, PHASES, PLAIN, PROBE, REPLAY, STEP_ARMS, VARIANT
 
 SLACK_NS = 50_000
 """Allowed on one rank's clock: rounding of a corrected clock, and a callback that is late."""

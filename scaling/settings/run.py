@@ -60,12 +60,7 @@ class Kind:
 TRAINING = Kind(name="training")
 CASES = Kind(name="cases", by_cases=True)
 TRACES = Kind(name="traces")
-FOLLOWED = Kind(
-    name="own loop",
-    followed=True,
-    blocks="blocks of steps",
-    longer="probe more steps",
-)
+FOLLOWED = Kind(name="own loop", followed=True, blocks="blocks of steps", longer="probe more steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

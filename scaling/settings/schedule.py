@@ -181,12 +181,7 @@ def round_blocks(
 
 
 def _alone(
-    plan: Plan,
-    content: Content,
-    trial: Trial,
-    number: int,
-    block: Callable[..., Block],
-    sizes: Sequence[int],
+    plan: Plan, content: Content, trial: Trial, number: int, block: Callable[..., Block], sizes: Sequence[int]
 ) -> list[Block]:
     """The baseline blocks of a round for world sizes that share them, and a half batch; `block` makes a block.
 

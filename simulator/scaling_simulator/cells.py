@@ -26,12 +26,7 @@ def _thnn_fused_lstm_cell(
 
 
 def _thnn_fused_lstm_cell_backward_impl(
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    cx: Tensor,
-    cy: Tensor,
-    workspace: Tensor,
-    has_bias: bool,
+    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of the gates, of the cell's state, and of a bias."""
     i, f, g, o = workspace.chunk(4, 1)
@@ -40,12 +35,7 @@ def _thnn_fused_lstm_cell_backward_impl(
     cell = hy * o * (1 - bent * bent)
     if grad_cy is not None:
         cell = cell + grad_cy
-    parts = (
-        cell * g * i * (1 - i),
-        cell * cx * f * (1 - f),
-        cell * i * (1 - g * g),
-        hy * bent * o * (1 - o),
-    )
+    parts = (cell * g * i * (1 - i), cell * cx * f * (1 - f), cell * i * (1 - g * g), hy * bent * o * (1 - o))
     gates = torch.cat(parts, 1)
     return gates, cell * f, gates.sum(0) if has_bias else None
 

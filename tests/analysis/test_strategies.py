@@ -38,9 +38,7 @@ def side_by_side(run, slower=SLOWER):
 def analyzed(tables, plan, memory=({}, {})):
     trials = tuple(TrialStatus(world_size=t.world_size, status="done") for t in plan.trials)
     return analyze_strategies(
-        of_strategies(tables, plan),
-        Ending(duration_s=60.0, launches=1, trials=trials),
-        memory,
+        of_strategies(tables, plan), Ending(duration_s=60.0, launches=1, trials=trials), memory
     )
 
 

@@ -145,11 +145,7 @@ class Kineto:
         return {}, set(analysis.quality.warnings)
 
 
-KINDS = {
-    "NCCL Inspector": Inspector,
-    "nccl-tests": NcclTests,
-    "profiler trace": Kineto,
-}
+KINDS = {"NCCL Inspector": Inspector, "nccl-tests": NcclTests, "profiler trace": Kineto}
 
 
 @pytest.mark.slow

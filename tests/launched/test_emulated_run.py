@@ -25,13 +25,7 @@ AT_200_MBIT = "topology=emulated_pcie topology.link.rate=200mbit measure=quick t
 def synthetic(scaling, tmp_path_factory):
     """8 MiB of gradients over 1 Gbit between two hosts, compute made of sleeps."""
     cwd = tmp_path_factory.mktemp("synthetic")
-    done = scaling(
-        "run",
-        *SYNTHETIC,
-        "run_dir=run",
-        "--verbose",
-        cwd=cwd,
-    )
+    done = scaling("run", *SYNTHETIC, "run_dir=run", "--verbose", cwd=cwd)
     assert done.returncode == 0, done.stderr
     return cwd / "run", done
 

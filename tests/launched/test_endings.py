@@ -108,14 +108,7 @@ def test_local_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behin
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_start_measures_nothing(scaling, tmp_path, left_behind):
-    done = scaling(
-        "run",
-        *LOCAL,
-        *QUICK,
-        "+env.GLOO_SOCKET_IFNAME=nosuch0",
-        "run_dir=run",
-        cwd=tmp_path,
-    )
+    done = scaling("run", *LOCAL, *QUICK, "+env.GLOO_SOCKET_IFNAME=nosuch0", "run_dir=run", cwd=tmp_path)
     assert done.returncode == 1
     assert "nothing was measured" in done.stderr
     assert done.stderr.count("\n") <= 4  # one line of progress, one a restart, one of the cause

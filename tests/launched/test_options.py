@@ -56,11 +56,7 @@ def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
     assert ddp["step_ms"]["value"] > 0
     assert fsdp["step_ms"]["value"] > 0
     kinds = {(row["kind"], row["phase"]) for row in fsdp["comm"]["collectives"]}
-    assert kinds == {
-        ("all_gather", "forward"),
-        ("all_gather", "backward"),
-        ("reduce_scatter", "backward"),
-    }
+    assert kinds == {("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")}
 
 
 @pytest.mark.slow

@@ -128,15 +128,7 @@ def test_a_file_of_another_program_is_told_apart(path, found):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"3",
-        b"\xff\xfe",
-        json.dumps({"schema": SCHEMA, "colour": "red"}).encode(),
-    ],
+    "content", [b"", b"{", b"[]", b"3", b"\xff\xfe", json.dumps({"schema": SCHEMA, "colour": "red"}).encode()]
 )
 def test_a_damaged_file_is_refused(path, content):
     path.write_bytes(content)

@@ -90,7 +90,7 @@ SERVED = analysis(
         inference(
             64, 1, status="oom", samples_per_s=None, latency_ms=Latency(), peak_bytes=None, error=HOSTILE
         ),
-    ),
+    )
 )
 TRAINED = analysis(
     training=(

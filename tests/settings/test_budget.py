@@ -51,10 +51,7 @@ def test_short_steps_leave_nothing_out(plan_of):
 
 @pytest.mark.parametrize(
     ("share", "order"),
-    [
-        (0.4, (DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT)),
-        (0.9, (CONTROLS, REPLAYS, SWEEP, DETAILS, LIGHT)),
-    ],
+    [(0.4, (DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT)), (0.9, (CONTROLS, REPLAYS, SWEEP, DETAILS, LIGHT))],
     ids=["mostly compute", "mostly waits for data"],
 )
 def test_parts_go_in_the_order_that_is_said(plan_of, share, order):

@@ -163,12 +163,7 @@ def _of_one_run(comparison: Comparison) -> Comparison:
         return ratio and Measured(1.0, 1.0, 1.0, ratio.n)
 
     points = tuple(
-        dataclasses.replace(
-            p,
-            ratio=unity(p.ratio),
-            control=unity(p.control),
-            causes={},
-        )
+        dataclasses.replace(p, ratio=unity(p.ratio), control=unity(p.control), causes={})
         for p in comparison.points
     )
     cases = tuple(dataclasses.replace(case, ratio=unity(case.ratio)) for case in comparison.cases)

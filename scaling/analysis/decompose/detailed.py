@@ -256,12 +256,7 @@ def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
 
 
 def detailed_blocks(
-    step_rows: Frame,
-    buckets: Frame,
-    blocks: Frame,
-    n: int,
-    channel: ChannelOf,
-    host_ns: float = 0.0,
+    step_rows: Frame, buckets: Frame, blocks: Frame, n: int, channel: ChannelOf, host_ns: float = 0.0
 ) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays, by (launch, round).
 

@@ -30,12 +30,7 @@ class ShardedBlocks:
     """A block's steps as one program of means, for closure."""
 
 
-def read_sharded(
-    step_rows: pl.DataFrame,
-    buckets: pl.LazyFrame,
-    mesh: Mesh,
-    served: Served,
-) -> ShardedBlocks:
+def read_sharded(step_rows: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, served: Served) -> ShardedBlocks:
     """Cycles, block means, and the list of collectives, all of one mesh."""
     cycles: list[Cycle] = []
     merged: dict[str, dict[Key, float]] = {}

@@ -74,10 +74,7 @@ def has_units(buckets: pl.LazyFrame) -> bool:
 
 
 def unit_blocks(
-    step_rows: pl.DataFrame,
-    buckets: pl.LazyFrame,
-    mesh: Mesh,
-    served: Served,
+    step_rows: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, served: Served
 ) -> list[tuple[Key, UnitStamps, Floats]]:
     """Blocks that all ranks have whole: (launch, round), stamps, and durations of input S x R."""
     n = mesh.size
@@ -109,11 +106,7 @@ def grid(frame: pl.DataFrame, name: str, shape: tuple[int, ...]) -> Floats:
 
 
 def _stamps(
-    rows: pl.DataFrame,
-    steps: pl.DataFrame,
-    shape: tuple[int, int, int],
-    served: Served,
-    mesh: Mesh,
+    rows: pl.DataFrame, steps: pl.DataFrame, shape: tuple[int, int, int], served: Served, mesh: Mesh
 ) -> UnitStamps:
     count, n, width = shape
     keys = rows["group"].to_numpy().reshape(shape)[0]  # R x K
@@ -230,11 +223,7 @@ class Turns:
 
 
 def simulated(
-    program: Program,
-    sent: Sequence[Sent],
-    alone: Turns,
-    stretch: Mapping[str, Floats],
-    transfer: Floats,
+    program: Program, sent: Sequence[Sent], alone: Turns, stretch: Mapping[str, Floats], transfer: Floats
 ) -> float:
     """Closure's step, ns: own times of a mesh of one rank, stretched, and transfers of collectives sent alone.
 

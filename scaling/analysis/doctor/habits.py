@@ -39,11 +39,7 @@ _SIGHTINGS = {
         "DataLoader(pin_memory=True) and .to(device, non_blocking=True), before the forward",
         WARNING,
     ),
-    "blocking_copy": (
-        "a copy to the device blocks in the step",
-        ".to(device, non_blocking=True)",
-        WARNING,
-    ),
+    "blocking_copy": ("a copy to the device blocks in the step", ".to(device, non_blocking=True)", WARNING),
     "mixed_devices": (
         "an operator takes tensors of several devices",
         "move inputs and buffers to the model's device; register constants with register_buffer",

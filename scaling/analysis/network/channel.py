@@ -151,10 +151,7 @@ class Channel:
     def among(self, places: slice) -> Channel:
         """The channel of some of the collectives."""
         return replace(
-            self,
-            communicator=self.communicator[places],
-            wire=self.wire[places],
-            in_turn=self.in_turn[places],
+            self, communicator=self.communicator[places], wire=self.wire[places], in_turn=self.in_turn[places]
         )
 
     def begun(self, released: Floats, finished: Floats) -> Floats:

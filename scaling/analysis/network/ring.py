@@ -63,11 +63,7 @@ class Hops:
 
 
 def ring_times(
-    levels: Sequence[Hops],
-    ranks: int | Sequence[int],
-    sizes: Sequence[float],
-    *,
-    beside: float = 1.0,
+    levels: Sequence[Hops], ranks: int | Sequence[int], sizes: Sequence[float], *, beside: float = 1.0
 ) -> tuple[Floats, Floats]:
     """(latency, rest) of an all-reduce of each size over a ring of ranks, ns, S x K.
 

@@ -108,12 +108,7 @@ class SharedLink:
         return alone, together
 
     def moving(
-        self,
-        begun: Floats,
-        finished: Floats,
-        members: Sequence[Members],
-        low: Floats,
-        high: Floats,
+        self, begun: Floats, finished: Floats, members: Sequence[Members], low: Floats, high: Floats
     ) -> Floats:
         """S x R x Q: for how long between `low` and `high` a rank's collectives move data, or others over its link."""
         durations: Floats = np.empty_like(low)

@@ -56,10 +56,7 @@ def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[t
     micro_batch = (change.batch or source.batch) / (change.accumulation or source.accumulation)
     listed = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_rule_swapped=True))]
     if other_launch:
-        listed += [
-            ("launch_compute", Lean(compute=1 + LAUNCH)),
-            ("launch_link", Lean(transfer=1 + LAUNCH)),
-        ]
+        listed += [("launch_compute", Lean(compute=1 + LAUNCH)), ("launch_link", Lean(transfer=1 + LAUNCH))]
     if elsewhere:
         listed += [("bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt)))]
     if elsewhere or change.bucket_cap_mb is not None:
@@ -154,10 +151,7 @@ def _sentences(name: str, lean: Lean, source: Source, links: Links | None) -> tu
             "ranks vary from step to step as measured, so the latest of more ranks is later",
             "not at all",
         ),
-        "fixed": (
-            "the fixed part of forward and backward is known",
-            f"{lean.fixed_off:.0%} more",
-        ),
+        "fixed": ("the fixed part of forward and backward is known", f"{lean.fixed_off:.0%} more"),
     }[name]
 
 

@@ -21,15 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.results import (
-    NO_CAUSE,
-    SCHEMA,
-    Analysis,
-    Measured,
-    Point,
-    SelfTest,
-    SelfTestCase,
-)
+from scaling.analysis.results import NO_CAUSE, SCHEMA, Analysis, Measured, Point, SelfTest, SelfTestCase
 from scaling.settings.plan import Plan
 from scaling.settings.topology import TCP_PAYLOAD_SHARE
 

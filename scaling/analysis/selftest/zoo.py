@@ -114,9 +114,7 @@ def _case(family: str, name: str, rank: int) -> FaultCase:
 
 def _control(family: str) -> FaultCase:
     return FaultCase(
-        name=f"{family}, control",
-        overrides=(*COMMON, *FAMILIES[family]),
-        accepted=(*NO_CAUSE, *LOST),
+        name=f"{family}, control", overrides=(*COMMON, *FAMILIES[family]), accepted=(*NO_CAUSE, *LOST)
     )
 
 

@@ -138,10 +138,7 @@ def quality(sizes: Sequence[Size], study: Study, points: Sequence[Point], first:
         clock_bound_us=max(bounds, default=None),
         device_clock_bound_us=max(device, default=None),
         reached=tuple(reached),
-        warnings=(
-            *first,
-            *(_at(n, line) for n, q in each for line in q.warnings),
-        ),
+        warnings=(*first, *(_at(n, line) for n, q in each for line in q.warnings)),
     )
 
 

@@ -318,12 +318,7 @@ def alternating(
 
 
 def judge(
-    plan: Plan,
-    cause: Verdict,
-    remedy: Remedy,
-    gain: Measured | None,
-    same: Measured | None,
-    how: str,
+    plan: Plan, cause: Verdict, remedy: Remedy, gain: Measured | None, same: Measured | None, how: str
 ) -> Verification:
     """Held: faster by more than the A/A ratio differs from 1, and by at least the lower end of the prediction."""
     return Verification(

@@ -64,20 +64,13 @@ VERBS: dict[str, Verb] = {
         options=(
             Option("--dry-run", "print the jobs' scripts and submit nothing"),
             Option("--wait", "follow the jobs to their end, then print their reports"),
-            Option(
-                "--resume",
-                "submit what is left of RUN; only --wait may be given with it",
-                value="RUN",
-            ),
+            Option("--resume", "submit what is left of RUN; only --wait may be given with it", value="RUN"),
         ),
         composed=True,
     ),
-    "status": Verb(
-        calls=(("status RUN", "the state of a submitted run: its job and each trial"),),
-    ),
+    "status": Verb(calls=(("status RUN", "the state of a submitted run: its job and each trial"),)),
     "cancel": Verb(
-        home="status",
-        calls=(("cancel RUN", "end a submitted run's job; what it measured stays"),),
+        home="status", calls=(("cancel RUN", "end a submitted run's job; what it measured stays"),)
     ),
     "analyze": Verb(
         home="report",
@@ -125,10 +118,7 @@ VERBS: dict[str, Verb] = {
                 "study RUN RUN...",
                 "runs of your own script (a Probe) at several world sizes, as one scaling study",
             ),
-            (
-                "study NUMBERS.csv",
-                "GPUs and throughput of your own: speedup, efficiency, where it breaks",
-            ),
+            ("study NUMBERS.csv", "GPUs and throughput of your own: speedup, efficiency, where it breaks"),
         ),
         options=(
             _JSON,
@@ -219,10 +209,7 @@ VERBS: dict[str, Verb] = {
     ),
     "trace": Verb(
         calls=(
-            (
-                "trace PATH... [--out DIR]",
-                "the same report from existing torch.profiler traces",
-            ),
+            ("trace PATH... [--out DIR]", "the same report from existing torch.profiler traces"),
             (
                 "trace PATH... [--beside LOG]",
                 "bandwidth, skew and the slow rank from NCCL Inspector's records, next to a log of nccl-tests",
@@ -254,11 +241,7 @@ VERBS: dict[str, Verb] = {
         options=(
             _JSON,
             Option("--name", "name of the topology; by default the file's name", value="NAME"),
-            Option(
-                "--into",
-                "write DIR/topology/NAME.yaml, by default in conf",
-                value="DIR",
-            ),
+            Option("--into", "write DIR/topology/NAME.yaml, by default in conf", value="DIR"),
         ),
     ),
     "report": Verb(
@@ -272,10 +255,7 @@ VERBS: dict[str, Verb] = {
             Option("--figures", "write every figure of the page as SVG and PNG instead", value="DIR"),
         ),
     ),
-    "sync": Verb(
-        home="status",
-        calls=(("sync RUN", "upload a run's offline W&B runs"),),
-    ),
+    "sync": Verb(home="status", calls=(("sync RUN", "upload a run's offline W&B runs"),)),
 }
 """Verbs in the order of a user's work; a verb's file has its name."""
 REMOVED = {
@@ -284,10 +264,7 @@ REMOVED = {
         "compare",
         "--reference",
     ): "removed; `scaling compare RUN --baseline NAME` compares with a run of this machine",
-    (
-        "trace",
-        "--hta",
-    ): "removed; `pip install HolisticTraceAnalysis` has what prints its quantities",
+    ("trace", "--hta"): "removed; `pip install HolisticTraceAnalysis` has what prints its quantities",
 }
 """Words that a verb no longer takes, and what to use instead."""
 

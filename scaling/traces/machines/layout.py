@@ -68,9 +68,7 @@ def groups(devices: int, joined: Callable[[int, int], bool]) -> tuple[tuple[int,
 
 
 def levels(
-    layout: Layout,
-    rate: Callable[[str], tuple[int | None, str]],
-    nvlink: tuple[int, str] | None = None,
+    layout: Layout, rate: Callable[[str], tuple[int | None, str]], nvlink: tuple[int, str] | None = None
 ) -> tuple[tuple[Level, ...], tuple[str, ...]]:
     """Levels from the nearest class out, and notes on classes that form none.
 

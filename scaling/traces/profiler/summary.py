@@ -318,11 +318,7 @@ def _traced(job: TracedRanks, matched: Matched, table: Table) -> Traced:
 
 
 def _point(
-    job: TracedRanks,
-    matched: Matched,
-    table: Table,
-    base: tuple[int, Table] | None,
-    batch: int | None,
+    job: TracedRanks, matched: Matched, table: Table, base: tuple[int, Table] | None, batch: int | None
 ) -> Point:
     step = table.mean("window")
     assert step is not None

@@ -18,8 +18,7 @@ def run_cases(session: LaunchSession, run: RunFolder, what: str) -> None:
     spec = session.spec
     largest = read_json(run.largest, Largest, SCHEMA) if spec.batch_max else None
     limit = session.device.limit(
-        _limit_bytes(session),
-        margin=0.0 if what not in (PROVE, MEASURE) or not spec.batch_max else MARGIN,
+        _limit_bytes(session), margin=0.0 if what not in (PROVE, MEASURE) or not spec.batch_max else MARGIN
     )
     workload = session.open_workload()
     runner = _runner(session, workload)

@@ -327,12 +327,7 @@ class Study:
 
         pace = Pace(spec.measure, means, budget_s=budget_s, limit_s=limit_s) if session.lead else None
         run_rounds(
-            session,
-            pace,
-            turns,
-            note=self._recorder.note,
-            key=f"{stage}/",
-            label=f"{sizes[-1]} ranks, ",
+            session, pace, turns, note=self._recorder.note, key=f"{stage}/", label=f"{sizes[-1]} ranks, "
         )
 
     def _measure(self, stretch: CaseBlock, steps: int, lead_in: int, means: Means) -> None:

@@ -159,11 +159,7 @@ class Checkup:
     def _parity(self, formats: tuple[str, ...]) -> None:
         begin = time.monotonic()
         parity = Parity(
-            self._build,
-            self._device,
-            seed=self._spec.seed,
-            batch=self._trial.batch,
-            say=self._session.say,
+            self._build, self._device, seed=self._spec.seed, batch=self._trial.batch, say=self._session.say
         )
         for record in parity.record(formats):
             self._note(parity=(*self._record.parity, record))

@@ -102,10 +102,7 @@ def _cgroup(root: Path) -> dict[str, Any]:
                 limit = system_number(folder / name)
                 if limit is not None and limit < _UNLIMITED_V1:
                     memory.append(limit)
-    return {
-        "cgroup_cores": min(cores, default=None),
-        "cgroup_memory_bytes": min(memory, default=None),
-    }
+    return {"cgroup_cores": min(cores, default=None), "cgroup_memory_bytes": min(memory, default=None)}
 
 
 def _and_parents(base: Path, path: str) -> list[Path]:
@@ -125,10 +122,7 @@ def _memory(root: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         stat = os.statvfs(root / "dev/shm")
         shared = stat.f_frsize * stat.f_blocks
-    return {
-        "memory_bytes": int(total.group(1)) * 1024 if total else None,
-        "shared_memory_bytes": shared,
-    }
+    return {"memory_bytes": int(total.group(1)) * 1024 if total else None, "shared_memory_bytes": shared}
 
 
 def _platform(root: Path) -> dict[str, Any]:

@@ -14,16 +14,7 @@ import torch
 
 from scaling.settings.plan import DETAILS, WHOLE, Content, Trial
 from scaling.settings.run import KINDS, Spec
-from scaling.settings.schedule import (
-    BARE_ALL,
-    BARE_ONE,
-    DDP_SOLO,
-    PLAIN,
-    PROBE,
-    VARIANT,
-    Message,
-    half_batch,
-)
+from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, VARIANT, Message, half_batch
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload

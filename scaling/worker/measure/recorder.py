@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 from scaling.errors import let_go
 from scaling.reading import open_to_write, system_text
 from scaling.records.encoding import Sealer, pack_block
-from scaling.records.format import (
-    EndRecord,
-    HeadRecord,
-    PackedRecord,
-    Record,
-    RecordedBlock,
-    as_line,
-)
+from scaling.records.format import EndRecord, HeadRecord, PackedRecord, Record, RecordedBlock, as_line
 from scaling.worker.accelerator.clock import is_virtual, now_ns
 
 

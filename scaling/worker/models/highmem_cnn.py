@@ -9,12 +9,7 @@ from scaling.worker.models.vision import classifier
 
 
 def build(
-    image: int,
-    channels: int,
-    hidden: int,
-    classes: int,
-    batch_norm: bool = False,
-    synchronised: bool = False,
+    image: int, channels: int, hidden: int, classes: int, batch_norm: bool = False, synchronised: bool = False
 ) -> Workload:
     """Batches are (n, 3, image, image) with n class labels.
 

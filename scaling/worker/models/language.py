@@ -90,11 +90,7 @@ def _next_token(module: nn.Module, vocabulary: int, sequence: int) -> Workload:
 
 def _of_tokens(module: nn.Module, make_batch: MakeBatch, sequence: int) -> Workload:
     return Workload(
-        module=module,
-        make_batch=make_batch,
-        loss=_cross_entropy,
-        optimizer=adamw,
-        tokens_per_sample=sequence,
+        module=module, make_batch=make_batch, loss=_cross_entropy, optimizer=adamw, tokens_per_sample=sequence
     )
 
 

@@ -48,8 +48,5 @@ def classifier(module: nn.Module, image: int, classes: int, optimizer: MakeOptim
         return images, torch.randint(classes, (n,), generator=generator)
 
     return Workload(
-        module=module,
-        make_batch=make_batch,
-        loss=nn.functional.cross_entropy,
-        optimizer=optimizer,
+        module=module, make_batch=make_batch, loss=nn.functional.cross_entropy, optimizer=optimizer
     )

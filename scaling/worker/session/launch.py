@@ -54,12 +54,7 @@ class Feeds:
         session = self._session
         if (batch, tensor) not in self._feeds:
             self._feeds[batch, tensor] = open_feed(
-                session.spec,
-                self._workload,
-                batch,
-                rank=session.rank,
-                device=session.device,
-                tensor=tensor,
+                session.spec, self._workload, batch, rank=session.rank, device=session.device, tensor=tensor
             )
         feed = self._feeds[batch, tensor]
         feed.resume()  # another world size may have left it paused

@@ -267,10 +267,7 @@ def _physics(
 def undelayed(curves: tuple[LinkCurve, ...]) -> tuple[LinkCurve, ...]:
     """Measured curves without what the smallest message takes."""
     return tuple(
-        replace(
-            curve,
-            points=tuple((size, max(0.0, us - curve.points[0][1])) for size, us in curve.points),
-        )
+        replace(curve, points=tuple((size, max(0.0, us - curve.points[0][1])) for size, us in curve.points))
         for curve in curves
     )
 

@@ -24,14 +24,7 @@ from scaling.records.tables import Tables
 from scaling.settings.parallel import Mesh, Parallel
 from scaling.settings.topology import Topology
 from scaling_simulator.simulate import arms
-from scaling_simulator.simulate.ask import (
-    HOST_BYTES_S,
-    LAUNCH_US,
-    RESERVED,
-    Inputs,
-    Range,
-    sheet,
-)
+from scaling_simulator.simulate.ask import HOST_BYTES_S, LAUNCH_US, RESERVED, Inputs, Range, sheet
 from scaling_simulator.simulate.links import SIZES
 from scaling_simulator.simulate.placed import place
 from scaling_simulator.simulation import Chip, KernelTimes, LinkCurve

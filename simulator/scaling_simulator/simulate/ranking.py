@@ -45,8 +45,7 @@ def ranked(simulations: Sequence[SimulationResults]) -> RankedMeshes:
         )
     left_out = tuple(
         MeshLeftOut(
-            **_mesh(p),
-            why="does not fit into memory" if p.fits is False else (p.why or "the program failed"),
+            **_mesh(p), why="does not fit into memory" if p.fits is False else (p.why or "the program failed")
         )
         for p in last
         if p.samples_per_s is None

@@ -18,11 +18,7 @@ from scaling.settings.run import Spec
 from scaling.settings.topology import GPU, SIMULATED, SIMULATED_PREFIX
 from scaling.units import parse_bytes
 
-REFUSED = {
-    "cp": "context parallel",
-    "ep": "expert parallel (MoE)",
-    "pp": "pipeline parallel",
-}
+REFUSED = {"cp": "context parallel", "ep": "expert parallel (MoE)", "pp": "pipeline parallel"}
 NAMES = tuple(name for name in STRATEGIES if name != "single")
 AUTO = "auto"
 """`parallel=auto`: all meshes."""

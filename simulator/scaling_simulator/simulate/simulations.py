@@ -303,10 +303,7 @@ def _require_alike(strategy: str, mesh: Mesh, ends: Sequence[Simulated]) -> None
 def _shrunk(mesh: Mesh) -> Mesh:
     """The same strategy with two ranks on each axis that has several."""
     return dataclasses.replace(
-        mesh,
-        replicate=min(2, mesh.replicate),
-        shard=min(2, mesh.shard),
-        tensor=min(2, mesh.tensor),
+        mesh, replicate=min(2, mesh.replicate), shard=min(2, mesh.shard), tensor=min(2, mesh.tensor)
     )
 
 

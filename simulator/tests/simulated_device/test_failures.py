@@ -12,16 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scaling_simulator.device import (
-    configure,
-    host_ms,
-    line,
-    load,
-    lose_device,
-    set_cost,
-    set_link,
-    sleep_us,
-)
+from scaling_simulator.device import configure, host_ms, line, load, lose_device, set_cost, set_link, sleep_us
 from simulated_device import ranks
 
 pytestmark = pytest.mark.slow

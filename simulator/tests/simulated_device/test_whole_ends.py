@@ -152,12 +152,7 @@ def test_a_model_that_no_rank_holds_alone_is_held_against_the_smallest_world_siz
 
 def test_the_largest_batch_is_the_one_that_a_device_holds(run, tmp_path):
     done = run(
-        "run",
-        *OWN,
-        "batch=max",
-        "world_sizes=[2]",
-        "topology.simulated.capacity=64MiB",
-        "run_dir=run",
+        "run", *OWN, "batch=max", "world_sizes=[2]", "topology.simulated.capacity=64MiB", "run_dir=run"
     )
     assert done.returncode == 0, done.stderr
     (found,) = document(tmp_path)["largest_batch"]

@@ -13,15 +13,7 @@ import torch.distributed as dist
 
 from scaling_simulator import trace
 from scaling_simulator.accelerator import SimulatedAccelerator
-from scaling_simulator.device import (
-    configure,
-    host_spend_us,
-    line,
-    set_cost,
-    set_link,
-    set_wire,
-    sleep_us,
-)
+from scaling_simulator.device import configure, host_spend_us, line, set_cost, set_link, set_wire, sleep_us
 from simulated_device import ranks
 
 pytestmark = pytest.mark.slow

@@ -139,8 +139,7 @@ def test_on_a_cpu_what_is_between_operators_is_python():
     not RECORDS.exists(), reason="the records of two ranks of one H100 are not beside the checkout"
 )
 @pytest.mark.parametrize(
-    ("run", "over", "step", "named"),
-    [("resnet", "115%", 28.0, 0.75), ("vary", "134%", 67.3, 0.9)],
+    ("run", "over", "step", "named"), [("resnet", "115%", 28.0, 0.75), ("vary", "134%", 67.3, 0.9)]
 )
 def test_an_h100_that_two_ranks_share_says_where_its_step_goes(run, over, step, named):
     rebuilt, _, *_ = derive(RunFolder(RECORDS / run))

@@ -85,10 +85,7 @@ def test_pauses_are_counted_by_kind_and_a_wait_for_them_is_none(loop):
     save = record(95, 500, gap_ms=2500, kind=SAVE)
     found = beside(loop, [*evaluations, save], [*evaluations, record(95, 500)])
     counted = [(pause.kind, pause.count, pause.seconds.value, pause.where) for pause in found.pauses]
-    assert counted == [
-        (EVALUATION, 2, 4.0, "between steps"),
-        (SAVE, 1, 0.5, "between steps, on rank 0"),
-    ]
+    assert counted == [(EVALUATION, 2, 4.0, "between steps"), (SAVE, 1, 0.5, "between steps, on rank 0")]
     assert not found.stalls
     assert 0 < found.pauses[1].wall_share < found.pauses[0].wall_share <= 1
 

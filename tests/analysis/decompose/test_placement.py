@@ -117,12 +117,7 @@ def test_nor_is_it_in_the_run_itself_and_its_back_test(measure, cluster):
     assert alone.step_ms is not None
     assert three.step_ms is not None
     within = measure(cluster.Truth(world_sizes=(1, 2, 4), hosts=2, ranks_per_host=2, rounds=4))
-    found = predictions(
-        read_sources(within.records),
-        within.plan,
-        within.analysis,
-        as_measured(within.plan),
-    )
+    found = predictions(read_sources(within.records), within.plan, within.analysis, as_measured(within.plan))
     assert [test.world_size for test in found.backtest] == [4]  # 2 cannot be told from what is between hosts
 
 

@@ -94,9 +94,7 @@ def test_over_wires_of_their_own_they_do_not():
     assert apart.last_done(one([0, 5]), one([15, 15])).tolist() == [20]
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=6),
-)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=6))
 def test_what_is_merged_is_what_each_takes_alone_and_replaying_it_ends_when_it_ended(cluster, jobs):
     released, work, communicator = zip(*jobs, strict=True)
     launch = np.maximum.accumulate(released).astype(float)

@@ -58,9 +58,7 @@ def test_alpha_and_beta_come_back_from_exact_times(n):
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [SWEEP[:5], SWEEP[:4], SWEEP[:3]],
-    ids=["one large size", "up to 64 KiB", "up to 16 KiB"],
+    "sizes", [SWEEP[:5], SWEEP[:4], SWEEP[:3]], ids=["one large size", "up to 64 KiB", "up to 16 KiB"]
 )
 def test_a_short_sweep_gives_them_too(sizes):
     assert close_to_the_truth(fitted({size: exact(size, 4) for size in sizes}, 4))

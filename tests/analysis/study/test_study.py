@@ -170,9 +170,7 @@ def test_without_world_size_one_the_smallest_is_the_base_and_the_loss_is_not_spl
     point = dataclasses.replace(sizes[1].point, world_size=4, step_ms=about(80.0, 1.0))
     analysis = dataclasses.replace(sizes[1].analysis, points=(point,))
     larger = dataclasses.replace(
-        sizes[1],
-        plan=dataclasses.replace(sizes[1].plan, trials=(four,)),
-        analysis=analysis,
+        sizes[1], plan=dataclasses.replace(sizes[1].plan, trials=(four,)), analysis=analysis
     )
     found, _ = study([sizes[1], larger])
     assert [p.base_world_size for p in found.points] == [2, 2]

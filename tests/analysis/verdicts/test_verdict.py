@@ -42,12 +42,7 @@ UNEVEN = TokenBalance(
 
 
 SWEEP = FabricLevel(
-    name="network",
-    world_size=4,
-    alpha_us=Measured(200.0),
-    busbw_gbit_s=None,
-    nominal_gbit_s=None,
-    curve=(),
+    name="network", world_size=4, alpha_us=Measured(200.0), busbw_gbit_s=None, nominal_gbit_s=None, curve=()
 )
 
 

@@ -9,13 +9,7 @@ import pytest
 
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.slurm import queue
-from scaling.launchers.slurm.queue import (
-    JobState,
-    parse_sacct,
-    parse_scontrol,
-    parse_squeue,
-    state_of,
-)
+from scaling.launchers.slurm.queue import JobState, parse_sacct, parse_scontrol, parse_squeue, state_of
 from scaling.launchers.slurm.script import hand_in, refusal
 
 RECORDED = Path(__file__).with_name("slurm-22.05")

@@ -54,11 +54,7 @@ def offline(tmp_path_factory, logged, wandb_files):
         alerts=True,
     )
     found = report.log_run(
-        folder,
-        tracked,
-        logged.analysis(),
-        logged.histories(),
-        Launches(folder, tracked).environment,
+        folder, tracked, logged.analysis(), logged.histories(), Launches(folder, tracked).environment
     )
     assert found is None
     return wandb_files.read_all(folder.path)

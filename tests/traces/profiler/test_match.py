@@ -78,10 +78,7 @@ def test_ranks_that_disagree_are_not_matched(other):
 
 
 def test_sequence_numbers_go_before_the_order_of_begins():
-    ranks = {
-        0: collectives((0, 10), (20, 30), seqs=[7, 8]),
-        1: collectives((5, 30), (20, 45), seqs=[8, 7]),
-    }
+    ranks = {0: collectives((0, 10), (20, 30), seqs=[7, 8]), 1: collectives((5, 30), (20, 45), seqs=[8, 7])}
     rows = sorted(i.rows for i in matched(ranks).instances)
     assert rows == [(0, 1), (1, 0)]
 

@@ -66,10 +66,7 @@ def main(rank: int, store: str) -> None:
         return torch.randn(n, 4, generator=generator), torch.zeros(n, 4)
 
     workload = Workload(
-        module=Normalised(rank),
-        make_batch=make_batch,
-        loss=torch.nn.functional.mse_loss,
-        optimizer=sgd,
+        module=Normalised(rank), make_batch=make_batch, loss=torch.nn.functional.mse_loss, optimizer=sgd
     )
     (request,) = requests("plan", [*LOCAL, "batch=[8]"]).items
     runner = Training(request.spec, workload, groups, Cpu(), rank=rank)

@@ -48,8 +48,7 @@ def test_each_operator_has_its_layer_in_both_directions_and_one_in_place_is_time
     workload = linear()
     module = torch.nn.Sequential(workload.module, torch.nn.ReLU(), torch.nn.Linear(16, 16))
     found = measured(
-        replace(workload, module=module, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, foreach=True)),
-        8,
+        replace(workload, module=module, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, foreach=True)), 8
     )
     layers = {kernel.key: (kernel.layer, kernel.layers) for kernel in found.kernels}
     assert layers["aten::addmm|Float 16;Float 8,32;Float 32,16"] == ("0", 1)

@@ -13,10 +13,7 @@ from scaling.worker.models.options import checkpoint_activations, repeated
 
 def workload(module, **more):
     return Workload(
-        module=module,
-        make_batch=lambda n, g: None,
-        loss=nn.functional.mse_loss,
-        **{"optimizer": sgd} | more,
+        module=module, make_batch=lambda n, g: None, loss=nn.functional.mse_loss, **{"optimizer": sgd} | more
     )
 
 

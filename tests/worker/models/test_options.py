@@ -32,10 +32,7 @@ def spec(**options):
 
 def workload(module, **more):
     return Workload(
-        module=module,
-        make_batch=lambda n, g: None,
-        loss=nn.functional.mse_loss,
-        **{"optimizer": sgd} | more,
+        module=module, make_batch=lambda n, g: None, loss=nn.functional.mse_loss, **{"optimizer": sgd} | more
     )
 
 

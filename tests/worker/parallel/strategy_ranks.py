@@ -215,12 +215,7 @@ def in_fp16(rank, groups):
     spec = dataclasses.replace(request.spec, precision="fp16")  # which `scaling run` refuses on a CPU
     work = workload()
     strategy = strategy_of(
-        spec,
-        work,
-        work.optimizer(work.module.parameters()),
-        groups=groups,
-        world_size=WORLD,
-        device=Cpu(),
+        spec, work, work.optimizer(work.module.parameters()), groups=groups, world_size=WORLD, device=Cpu()
     )
     made, precision = strategy.apply("plain", alone=False), Precision("fp16", "cpu")
     scaler, found = (
