@@ -17,7 +17,7 @@ A typical step of a sharded module as spans: phases with the waits in them, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -243,15 +243,7 @@ def simulated(
         own_ns[:, index] = np.maximum(at - resumed, 0.0) * factor
         if mark.waits:
             resumed = np.maximum(resumed, at)
-    replay = replace(
-        program,
-        own_ns=own_ns[None],
-        transfer=program.of_groups(transfer),
-        lag=np.zeros((1, ranks, len(transfer))),
-        start=np.zeros((1, ranks)),
-        follows={},
-    )
-    return float(replay.period()[0])
+    return program.at_times(own_ns, transfer)
 
 
 def turns(step_rows: pl.DataFrame, buckets: pl.LazyFrame, n: int, arm: str) -> dict[Key, Turns]:

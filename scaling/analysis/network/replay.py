@@ -220,10 +220,14 @@ class Program:
 
         They are those of all groups of a collective together.
         """
-        whole, ranks = self.own_ns.mean(axis=0)[None], self.own_ns.shape[1]
+        return self.at_times(self.own_ns.mean(axis=0) * stretch[:, None], transfer)
+
+    def at_times(self, own_ns: Floats, transfer: Floats) -> float:
+        """The step, ns, with own times R x M and transfers of all groups of a collective together (K)."""
+        ranks = len(own_ns)
         replay = replace(
             self,
-            own_ns=whole * stretch[None, :, None],
+            own_ns=own_ns[None],
             transfer=self.of_groups(transfer),
             lag=np.zeros((1, ranks, len(transfer))),
             start=np.zeros((1, ranks)),

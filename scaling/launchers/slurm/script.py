@@ -53,9 +53,8 @@ def job_script(
     }
     if cluster.signal_s:
         options["signal"] = f"B:TERM@{cluster.signal_s}"
-    for name in ("partition", "account", "qos", "constraint", "reservation", "gres"):
-        if getattr(cluster, name) is not None:
-            options[name] = getattr(cluster, name)
+    named = ("partition", "account", "qos", "constraint", "reservation", "gres")
+    options |= {name: given for name in named if (given := getattr(cluster, name)) is not None}
     needs_gpus = topology.accelerated and cluster.gres is None
     if cluster.gpus_per_node != NO_GPUS and (cluster.gpus_per_node is not None or needs_gpus):
         options["gpus-per-node"] = cluster.gpus_per_node or str(topology.ranks_per_host)
@@ -93,9 +92,8 @@ def compare_script(
         "output": str(plain_path(into.absolute()) / "compare-%j.out"),
         **({"dependency": f"afterany:{':'.join(after)}"} if after else {}),
     }
-    for name in ("partition", "account", "qos", "reservation"):
-        if getattr(cluster, name) is not None:
-            options[name] = getattr(cluster, name)
+    named = ("partition", "account", "qos", "reservation")
+    options |= {name: given for name in named if (given := getattr(cluster, name)) is not None}
     arguments = [str(into.absolute()), *(str(run.path.absolute()) for run in runs)]
     return _filled(
         template, options, python=python, arguments=arguments, site=[_import_path(root), *cluster.setup]

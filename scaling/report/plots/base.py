@@ -90,6 +90,13 @@ def whiskers(values: Sequence[Measured], hue: str, scale: float = 1.0) -> Json:
     }
 
 
+def bar_ends(x: Sequence[float], y: Sequence[str], half: Sequence[float], width: int) -> Json:
+    """The intervals of where bars end."""
+    error = {"type": "data", "array": half, "color": "$fg", "thickness": 1, "width": width}
+    marks: Json = {"type": "scatter", "mode": "markers", "x": x, "y": y, "error_x": error}
+    return marks | {"marker": {"size": 1, "color": "$fg"}, "hoverinfo": "skip", "showlegend": False}
+
+
 def note(x: float, y: float | str, label: str, **place: Any) -> Json:
     annotation = {"x": x, "y": y, "yref": "y", "xanchor": "left", "text": label, "showarrow": False}
     return annotation | place

@@ -19,6 +19,7 @@ from scaling.report.plots.base import (
     SYMBOLS,
     Json,
     Plot,
+    bar_ends,
     hatch,
     high,
     layout,
@@ -207,14 +208,7 @@ def _bar(row: _Row) -> Json:
 
 def _ends(rows: Sequence[_Row]) -> Json:
     """The intervals of where the bars end."""
-    ends = [(row.name, *row.end) for row in rows if row.end]
-    middle = [(first + last) / 2 for _, first, last in ends]
-    half = [(last - first) / 2 for _, first, last in ends]
-    error = {"type": "data", "array": half, "color": "$fg", "thickness": 1, "width": 3}
-    marks: Json = {"type": "scatter", "mode": "markers", "x": middle, "y": [name for name, *_ in ends]}
-    return marks | {
-        "error_x": error,
-        "marker": {"size": 1, "color": "$fg"},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    found = [(row.name, *row.end) for row in rows if row.end]
+    middle = [(first + last) / 2 for _, first, last in found]
+    half = [(last - first) / 2 for _, first, last in found]
+    return bar_ends(middle, [name for name, *_ in found], half, width=3)

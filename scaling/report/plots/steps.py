@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scaling.analysis.results import Measured, Span, StepHistory, StepParts, Timeline
 from scaling.report import text
-from scaling.report.plots.base import Json, Plot, bar, high, layout, line, low, safe, slug
+from scaling.report.plots.base import Json, Plot, bar, bar_ends, high, layout, line, low, safe, slug
 from scaling.units import format_bytes
 
 STEPS_SHOWN = 2000
@@ -67,13 +67,7 @@ def _ends(names: Sequence[str], rows: Sequence[dict[str, Measured]]) -> list[Jso
                 x.append(at)
                 y.append(name)
                 half.append(value.half_width)
-    error = {"type": "data", "array": half, "color": "$fg", "thickness": 1, "width": 0}
-    marks: Json = {"type": "scatter", "mode": "markers", "x": x, "y": y, "error_x": error}
-    return (
-        [marks | {"marker": {"size": 1, "color": "$fg"}, "hoverinfo": "skip", "showlegend": False}]
-        if x
-        else []
-    )
+    return [bar_ends(x, y, half, width=0)] if x else []
 
 
 def timeline(step: Timeline, *, disturbed: bool = False) -> Plot | None:
