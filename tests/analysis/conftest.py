@@ -48,6 +48,12 @@ def analyzed(tables: Tables, plan: Plan) -> Analysis:
     return analyze(RunRecords(tables, plan), Ending(duration_s=60.0, launches=1, trials=trials))
 
 
+@pytest.fixture
+def plan(cluster: Any) -> Plan:
+    """That of the simulated cluster's own run."""
+    return plans.make_plan(cluster.spec_of(cluster.Truth()), run_id="", created="", version="")
+
+
 @pytest.fixture(scope="session")
 def measure(simulate) -> Callable[[Any], Run]:
     """measure(truth): simulate it, read the rank files, analyse them."""

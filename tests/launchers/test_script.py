@@ -8,14 +8,13 @@ import sys
 import time
 
 import pytest
+from support.commands import planned
 from support.processes import alive, wait_until
 
-from scaling.config.compose import requests
 from scaling.launchers.launcher import Command
 from scaling.launchers.script import RUN_DIR, command_of, run_script, why
 from scaling.launchers.torchrun import reaped
 from scaling.records.paths import RunFolder
-from scaling.settings.plan import make_plan
 
 TORCHRUN = """\
 E1123 22:01:42.068000 20700 api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 20708) of binary: python
@@ -122,8 +121,7 @@ def test_the_cause_is_the_first_rank_s_own(logs, text, error, rank):
 
 @pytest.mark.parametrize("topology", ["local", "emulated_pcie", "slurm_pcie"])
 def test_every_launcher_runs_the_script_in_place_of_our_worker(tmp_path, topology):
-    (asked,) = requests("plan", [f"topology={topology}", "topology.device=cpu"]).items
-    plan = make_plan(asked.spec, run_id="20260101-000000-abc", created="", version="")
+    plan = planned(f"topology={topology}", "topology.device=cpu")
     folder = RunFolder(tmp_path)
     made = command_of(plan, folder, folder.log(0), 1, ("train.py", "--lr", "1"))
     lines = [made.argv, *(host["command"] for host in (made.network or {}).get("hosts", ()))]

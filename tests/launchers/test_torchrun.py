@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.commands import planned
 
 from scaling import resources
 from scaling.config.compose import requests
@@ -70,8 +71,7 @@ def command(spec, path):
 )
 def test_many_ranks_of_ours_connect_when_they_first_exchange_something(tmp_path, ranks, more, said):
     asked = ["topology=local", "topology.device=cpu", f"topology.ranks_per_host={ranks}"]
-    (one,) = requests("plan", [*asked, f"world_sizes=[1,{ranks}]"]).items
-    plan = make_plan(one.spec, run_id="20260101-000000-abc", created="", version="")
+    plan = planned(*asked, f"world_sizes=[1,{ranks}]")
     folder = RunFolder(tmp_path)
     request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(0), world_sizes=(1, ranks), **more)
     assert launcher_of(plan).command(request).env.get("TORCH_GLOO_LAZY_INIT") == said

@@ -84,23 +84,14 @@ def test_an_error_of_the_work_is_the_callers():
     assert ended(own)
 
 
-def test_the_work_of_a_killed_process_is_done_by_the_caller():
-    with Processes(2) as processes:
-        list(processes.each(abs, [(1,), (2,)]))
-        own = pids(processes)
-        for pid in own:
-            os.kill(pid, signal.SIGKILL)
-        assert list(processes.each(pow, [(k, 2) for k in range(9)])) == [k * k for k in range(9)]
-    assert ended(own)
-
-
-def test_the_work_of_a_stopped_process_is_done_by_the_caller(monkeypatch):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_work_of_a_killed_or_stopped_process_is_done_by_the_caller(how, monkeypatch):
     with Processes(2) as processes:
         list(processes.each(abs, [(1,), (2,)]))
         monkeypatch.setattr(of_processes, "ANSWER_S", 0.2)
         own = pids(processes)
         for pid in own:
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(pid, how)
         assert list(processes.each(pow, [(k, 2) for k in range(5)])) == [k * k for k in range(5)]
     assert ended(own)
 

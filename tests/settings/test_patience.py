@@ -6,9 +6,8 @@ How long ranks take to join: it grows with them, and the range widens where noth
 from __future__ import annotations
 
 import pytest
+from support.commands import planned
 
-from scaling.config.compose import requests
-from scaling.settings.plan import make_plan
 from scaling.settings.timeouts import (
     COLLECTIVE,
     LATE,
@@ -79,9 +78,7 @@ CLUSTER = ("topology=nvlink_node", "topology.ranks_per_host=8")
 
 def of(hosts, *more):
     """The plan of 8 ranks on each of some hosts."""
-    asked = [*CLUSTER, f"topology.hosts={hosts}", f"world_sizes=[1,8,{8 * hosts}]", *more]
-    spec = requests("plan", asked).items[0].spec
-    return make_plan(spec, run_id="20260101-000000-abc", created="", version="")
+    return planned(*CLUSTER, f"topology.hosts={hosts}", f"world_sizes=[1,8,{8 * hosts}]", *more)
 
 
 @pytest.mark.parametrize(("at_first_use", "power"), [(False, 2.0), (True, 1.1)])

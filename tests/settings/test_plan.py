@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.commands import planned
 
 from scaling.cli.verbs.plan import describe
-from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 from scaling.settings.schedule import round_blocks
@@ -30,8 +30,7 @@ def plan_on_cluster():
 
     def made(hosts):
         asked = ["topology=nvlink_node", "topology.ranks_per_host=8", f"topology.hosts={hosts}"]
-        (one,) = requests("plan", [*asked, f"world_sizes=[1,8,{8 * hosts}]"]).items
-        return make_plan(one.spec, run_id="20260101-000000-abc", created="", version="")
+        return planned(*asked, f"world_sizes=[1,8,{8 * hosts}]")
 
     return made
 

@@ -12,9 +12,17 @@ import pytest
 
 from scaling import resources
 from scaling.cli.main import main
+from scaling.config.compose import requests
+from scaling.settings.plan import Plan, make_plan
 
 RUN_S = 240
 """The longest that a short run may take on a busy machine."""
+
+
+def planned(*words: str) -> Plan:
+    """The plan that `scaling plan WORDS` makes."""
+    spec = requests("plan", list(words)).items[0].spec
+    return make_plan(spec, run_id="20260101-000000-abc", created="", version="")
 
 
 def command(arguments: Sequence[str]) -> list[str]:

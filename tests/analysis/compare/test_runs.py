@@ -26,17 +26,11 @@ from scaling.analysis.results import (
     SampleCost,
 )
 from scaling.report import side_by_side
-from scaling.settings.plan import make_plan
 from scaling.settings.run import Cost
 
 
 def about(value, relative=0.02):
     return Measured(value, value * (1 - relative), value * (1 + relative), 8)
-
-
-@pytest.fixture
-def plan(cluster):
-    return make_plan(cluster.spec_of(cluster.Truth()), run_id="", created="", version="")
 
 
 def run(*points, **changes):

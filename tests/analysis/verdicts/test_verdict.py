@@ -24,7 +24,7 @@ from scaling.analysis.results import (
 from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.verdict import verdicts
-from scaling.settings.plan import DETAILS, Content, make_plan
+from scaling.settings.plan import DETAILS, Content
 
 
 def about(value, half=0.005):
@@ -44,11 +44,6 @@ UNEVEN = TokenBalance(
 SWEEP = FabricLevel(
     name="network", world_size=4, alpha_us=Measured(200.0), busbw_gbit_s=None, nominal_gbit_s=None, curve=()
 )
-
-
-@pytest.fixture
-def plan(cluster):
-    return make_plan(cluster.spec_of(cluster.Truth()), run_id="", created="", version="")
 
 
 def with_spec(plan, **changes):

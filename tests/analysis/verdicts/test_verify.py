@@ -7,14 +7,8 @@ import pytest
 
 from scaling.analysis.results import Measured, Remedy, Verdict
 from scaling.analysis.verdicts.remedies import ALTERNATING, alternating, judge
-from scaling.settings.plan import make_plan
 
 SAME = Measured(1.0, 0.99, 1.01, 5)
-
-
-@pytest.fixture
-def plan(cluster):
-    return make_plan(cluster.spec_of(cluster.Truth()), run_id="run", created="", version="")
 
 
 def said(plan, gain, promised=None, same=SAME):

@@ -10,25 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import planned
 
 from scaling import resources
-from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.allocation import JobAllocation, down, hostnames
 from scaling.launchers.slurm.launcher import Slurm, blamed, port, srun
 from scaling.records.paths import RunFolder
-from scaling.settings.plan import make_plan
 from scaling.settings.timeouts import start_limit_s
 
 RECORDED = Path(__file__).with_name("slurm-22.05")
 WHERE = JobAllocation(job="77", nodes=("a1", "a2", "a3"), address="10.0.0.1")
-
-
-def plan_of(*overrides: str):
-    spec = requests("plan", list(overrides)).items[0].spec
-    return make_plan(spec, run_id="20260101-000000-abc", created="", version="")
 
 
 def argv_of(plan, tmp_path, sizes):
@@ -38,7 +32,7 @@ def argv_of(plan, tmp_path, sizes):
 
 
 def test_one_task_a_node_and_no_gpu_hidden(tmp_path):
-    plan = plan_of("topology=nvlink_node", "topology.hosts=3")
+    plan = planned("topology=nvlink_node", "topology.hosts=3")
     made = argv_of(plan, tmp_path, [1, 8, 16])
     text = " ".join(made.argv)
     assert "--ntasks-per-node=1" in text
@@ -54,7 +48,7 @@ def test_one_task_a_node_and_no_gpu_hidden(tmp_path):
 
 def test_ranks_that_are_spread_take_every_node(tmp_path):
     spread = ("topology=nvlink_node", "topology.hosts=3", "topology.placement=spread")
-    made = argv_of(plan_of(*spread, "world_sizes=[2,4]"), tmp_path, [2, 4])
+    made = argv_of(planned(*spread, "world_sizes=[2,4]"), tmp_path, [2, 4])
     text = " ".join(made.argv)
     assert "--nodes=3 --ntasks=3" in text
     assert "slurm_node.sh 2,1,1 nccl --nnodes=3" in text
@@ -196,7 +190,7 @@ def test_torch_itself_counts_the_gpus_that_are_not_there(bound, tmp_path):
 
 
 def test_what_is_asked_for_the_nodes_is_in_the_environment(tmp_path):
-    plan = plan_of(
+    plan = planned(
         "topology=nvlink_node",
         "cluster.interface=ib0",
         "+cluster.env.NCCL_IB_HCA=mlx5",
@@ -213,7 +207,7 @@ def test_what_is_asked_for_the_nodes_is_in_the_environment(tmp_path):
 
 
 def test_pyxis(tmp_path):
-    plan = plan_of(
+    plan = planned(
         "topology=nvlink_node",
         'cluster.container.image="nvcr.io#nvidia/pytorch:25.01-py3"',  # Hydra reads # and : otherwise
         "cluster.container.mounts=[/data:/data:ro]",
@@ -232,7 +226,7 @@ def test_pyxis(tmp_path):
 
 
 def test_options_of_srun_by_key(tmp_path):
-    plan = plan_of("topology=nvlink_node", "+cluster.srun.mpi=pmix", "+cluster.srun.network=single_node_vni")
+    plan = planned("topology=nvlink_node", "+cluster.srun.mpi=pmix", "+cluster.srun.network=single_node_vni")
     words = argv_of(plan, tmp_path, [8]).argv
     assert {"--mpi=pmix", "--network=single_node_vni", "--cpu-bind=none"} <= set(words)
     assert "--mpi=none" not in words
@@ -240,7 +234,7 @@ def test_options_of_srun_by_key(tmp_path):
 
 @pytest.mark.parametrize("runtime", ["apptainer", "singularity"])
 def test_apptainer(tmp_path, runtime):
-    plan = plan_of(
+    plan = planned(
         "topology=nvlink_node",
         "cluster.container.image=/images/torch.sif",
         f"cluster.container.runtime={runtime}",
@@ -340,11 +334,11 @@ def test_one_that_stays_away_ends_in_its_words_and_one_that_refuses_at_once(answ
 def test_outside_of_an_allocation_it_says_what_to_do(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(InputError, match="scaling submit"):
-        Slurm().require(plan_of("topology=nvlink_node"))
+        Slurm().require(planned("topology=nvlink_node"))
 
 
 def test_an_allocation_with_too_few_gpus(monkeypatch):
-    plan = plan_of("topology=nvlink_node")
+    plan = planned("topology=nvlink_node")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "a1")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
@@ -356,4 +350,4 @@ def test_an_allocation_with_too_few_gpus(monkeypatch):
 
 def test_ranks_a_node_come_from_the_allocation(monkeypatch):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    assert plan_of("topology=nvlink_node", "topology.ranks_per_host=null").ranks == 4
+    assert planned("topology=nvlink_node", "topology.ranks_per_host=null").ranks == 4

@@ -12,24 +12,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.commands import planned
 
-from scaling.config.compose import requests
 from scaling.errors import InputError
 from scaling.launchers.slurm.script import compare_script, job_script, minutes, too_short
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
 from scaling.settings.cases import LAUNCHES_MAX, PROOFS_MAX
-from scaling.settings.plan import make_plan
 from scaling.settings.timeouts import joining
 from scaling.settings.topology import START_IN_IMAGE_S, START_S
 
 TEMPLATE = (folder("slurm") / "job.sbatch").read_text()
 
 
-@functools.cache
-def plan_of(*overrides: str):
-    spec = requests("plan", list(overrides)).items[0].spec
-    return make_plan(spec, run_id="20260101-000000-abc", created="", version="")
+plan_of = functools.cache(planned)
 
 
 def script_of(*overrides: str, run: str = "/runs/one") -> str:
