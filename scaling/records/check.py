@@ -14,7 +14,7 @@ import polars as pl
 
 from scaling.errors import InputError
 from scaling.records import rules
-from scaling.records.collect import collect_and_look
+from scaling.records.collect import collect
 from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.rank_file import Gap, RankFile
@@ -110,7 +110,7 @@ def read_checked(folder: RunFolder, plan: Plan) -> Tables:
 
     A gap says which blocks they are, on which rank, and why.
     """
-    tables, broken = collect_and_look(folder, plan, partial(rules.broken_rows, plan))
+    tables, broken = collect(folder, plan, partial(rules.broken_rows, plan))
     failed = pl.concat([*broken, rules.overlapping(plan, tables.blocks)]).unique()
     failed = failed.sort("launch", "rank", "block", "why")
     blocks, gaps, missing = failed.select(PLACE).unique(), list[Gap](), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections import Counter
@@ -151,10 +152,8 @@ def _kept(rank: Rank, job: RankJob) -> Stored:
         return stored
     copied = False
     if len(text) <= job.room_bytes and job.copy is not None:
-        try:
+        with contextlib.suppress(OSError):  # no room: parts of the file are read again
             copied = _write_at(*job.copy, text)
-        except OSError:  # no room: parts of the file are read again
-            copied = False
     return replace(stored, text=None, copy=job.copy if copied else None)
 
 
@@ -213,22 +212,15 @@ RANKS = 512
 """Ranks whose blocks are in one file."""
 
 R = TypeVar("R")
-_Given = tuple[Mapping[int, Stored], Tables, Callable[[Tables], Any] | None]
+_Given = tuple[Mapping[int, Stored], Tables, Callable[[Tables], Any]]
 """What all stretches of a launch need: its files, its ranks, and who looks."""
 
 
-def collect(folder: RunFolder, plan: Plan) -> Tables:
-    """Read every launch of a run that status.json knows; all where there is none. Errors as `collect_and_look`."""
-    return collect_and_look(folder, plan, None)[0]
-
-
-def collect_and_look(
-    folder: RunFolder, plan: Plan, look: Callable[[Tables], R] | None
-) -> tuple[Tables, list[R]]:
+def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple[Tables, list[R]]:
     """The tables, and what `look` returns for all rows of some whole blocks at a time, while they are in memory.
 
-    `look` can go to other processes. OSError where the tables cannot be written to files, in the run's folder or, if
-    that is read-only, elsewhere.
+    Every launch that status.json knows is read; all where there is none. `look` can go to other processes.
+    OSError where the tables cannot be written to files, in the run's folder or, if that is read-only, elsewhere.
     """
     status = None if plan.kind.followed else read_status(folder)
     launches, gaps = _listed_launches(folder, status)
@@ -258,7 +250,7 @@ def collect_and_look(
             for part, more, looked in _read_steps(read, scratch.path, look, processes):
                 parts.append(part)
                 lost += more
-                seen += [] if looked is None else [looked]
+                seen.append(looked)
         if kept.path is not None:
             kept.path.unlink(missing_ok=True)
     files = {
@@ -284,8 +276,8 @@ def _some_ranks(rows: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _read_steps(
-    read: LaunchRanks, scratch: Path, look: Callable[[Tables], R] | None, processes: Processes
-) -> Iterator[tuple[Part, int, R | None]]:
+    read: LaunchRanks, scratch: Path, look: Callable[[Tables], R], processes: Processes
+) -> Iterator[tuple[Part, int, R]]:
     """All rows of a launch's steps, written to files a stretch at a time: as `_write_stretch` returns them."""
     least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
     here = EMPTY.having({}, ranks=(least_known,) if least_known else ())
@@ -309,8 +301,7 @@ def _write_stretch(given: _Given, stretch: Stretch, scratch: Path, number: int) 
     written = write_part(frames, scratch, stretch.launch, number)
     first, last = frames["blocks"]["block"][0], frames["blocks"]["block"][-1]
     part = Part(launch=stretch.launch, first=first, last=last, files=written)
-    seen = None if look is None else look(here.having({name: rows.lazy() for name, rows in frames.items()}))
-    return part, lost, seen
+    return part, lost, look(here.having({name: rows.lazy() for name, rows in frames.items()}))
 
 
 def _listed_launches(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder], list[Gap]]:

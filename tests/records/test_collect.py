@@ -11,16 +11,14 @@ import signal
 import polars as pl
 import pytest
 from support import rank_files, simulated_cluster
-from support.tables import checked, collected
+from support.tables import checked, collected, unchecked
 
 from scaling.cli import pipeline
 from scaling.records import collect as reading
 from scaling.records import frames, tables
-from scaling.records.collect import collect
 from scaling.records.frames import SCHEMAS
 from scaling.records.paths import RunFolder
 from scaling.records.processes import Processes
-from scaling.records.run import read_plan
 
 TRUTH = simulated_cluster.Truth(
     world_sizes=(1, 2, 4),
@@ -107,7 +105,7 @@ def test_several_launches_are_analysed_as_at_once(whole, how, request, tmp_path)
 
 
 def test_parts_are_whole_blocks(whole, parts):
-    found = collect(whole, read_plan(whole))
+    found = unchecked(whole)
     assert len(found.parts) > 5
     rows = [pl.read_parquet(part.files["steps"]) for part in found.parts if "steps" in part.files]
     assert sum(frame.height for frame in rows) == found.steps.collect().height

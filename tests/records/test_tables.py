@@ -12,10 +12,9 @@ import numpy as np
 import polars as pl
 import pytest
 from support import rank_files
-from support.tables import collected
+from support.tables import collected, unchecked
 
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.records import collect
 from scaling.records.files import read_json
 from scaling.records.format import SCHEMA, STEP_FIELDS
 from scaling.records.paths import RunFolder
@@ -115,7 +114,7 @@ def test_messages_of_the_sweep_are_apart_from_buckets(folder):
 def test_tables_come_back_from_parquet(folder):
     tables = collected(folder)
     for _ in range(2):  # again where there are tables already
-        publish_tables(folder, collect.collect(folder, plan_of(folder)))
+        publish_tables(folder, unchecked(folder))
         for name in FRAMES:
             assert read_published(folder, name).equals(getattr(tables, name))
             assert pl.read_parquet(folder.table(name)).equals(getattr(tables, name))
@@ -124,7 +123,7 @@ def test_tables_come_back_from_parquet(folder):
 
 def test_a_table_of_an_older_version_was_one_file_and_is_replaced(folder):
     folder.table("steps").write_bytes(b"PAR1")
-    publish_tables(folder, collect.collect(folder, plan_of(folder)))
+    publish_tables(folder, unchecked(folder))
     assert folder.table("steps").is_dir()
 
 
@@ -140,7 +139,7 @@ def test_a_disk_that_takes_no_more_is_said_as_the_system_says_it(folder, monkeyp
 
 def test_a_run_that_cannot_be_written_to_has_its_tables_elsewhere(folder, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
-    tables = collect.collect(folder, plan_of(folder))
+    tables = unchecked(folder)
     assert not list(folder.path.glob(".*"))
     path = tables.scratch.path
     assert (path / "steps").is_dir()
@@ -149,7 +148,7 @@ def test_a_run_that_cannot_be_written_to_has_its_tables_elsewhere(folder, monkey
 
 
 def test_files_are_gone_with_their_tables(folder):
-    tables = collect.collect(folder, plan_of(folder))
+    tables = unchecked(folder)
     assert list(folder.path.glob(".tables-*"))
     assert set(tables.parts[0].files) == set(STEP_TABLES)
     del tables
@@ -160,7 +159,7 @@ def test_files_are_gone_with_their_tables(folder):
 def test_files_are_gone_with_the_records_that_were_read_from_them(folder, source):
     """At once, and not when the collector comes by: nothing refers to itself."""
     plan = dataclasses.replace(plan_of(folder), source=source)
-    run = RunRecords(collect.collect(folder, plan), plan)
+    run = RunRecords(unchecked(folder, plan), plan)
     assert run.usable.usable is run.usable
     gc.disable()
     try:

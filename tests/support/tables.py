@@ -10,9 +10,18 @@ from scaling.records.tables import PUBLISHED, Tables
 from scaling.settings.plan import Plan
 
 
+def unchecked(folder: RunFolder, plan: Plan | None = None) -> Tables:
+    """What the rank files hold; its files go with it."""
+    return collect.collect(folder, plan or read_plan(folder), _look)[0]
+
+
+def _look(_tables: Tables) -> None:
+    """Nobody looks at the rows while they are read."""
+
+
 def collected(folder: RunFolder, plan: Plan | None = None) -> Tables:
     """What the rank files hold, before it is checked."""
-    return loaded(collect.collect(folder, plan or read_plan(folder)))
+    return loaded(unchecked(folder, plan))
 
 
 def checked(folder: RunFolder, plan: Plan | None = None) -> Tables:

@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.tables import unchecked
 
-from scaling.records.collect import collect
 from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 from simulated_device import ranks
 
 BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
@@ -137,7 +136,7 @@ def of_two_minds(rank, world, folder):
 def test_no_rank_of_a_loop_stamps_what_disturbs_one_of_them(tmp_path):
     ranks.run(of_two_minds, 2, folder=str(tmp_path / "run"))
     run = RunFolder(tmp_path / "run")
-    tables = collect(run, read_plan(run))  # its files go with it
+    tables = unchecked(run)  # its files go with it
     blocks = in_memory(tables.blocks)
     assert sorted(set(blocks.select("rank", "withheld").rows())) == [
         (0, ""),

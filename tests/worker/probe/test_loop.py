@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from support.tables import unchecked
 
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.sources import read_sources
-from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 
@@ -118,7 +118,7 @@ def test_a_prediction_of_it_knows_no_better_than_its_baseline(found, kept):
     run = RunFolder(kept / "baseline")
     found("baseline")
     plan = read_plan(run)
-    (source,) = read_sources(RunRecords(collect(run, plan), plan))
+    (source,) = read_sources(RunRecords(unchecked(run, plan), plan))
     assert (source.units, source.groups) == (3, 1)
 
 
