@@ -13,7 +13,6 @@ import functools
 import importlib.resources
 import itertools
 import json
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from plotly.offline.offline import get_plotlyjs
 from scaling.plain import plain
 from scaling.report import text
 from scaling.report.model import PAGE, Block, Document, Figure, Finding, Table
-from scaling.report.plots.base import Plot
+from scaling.report.plots.base import Plot, slug
 
 
 def render(template: str, **values: Any) -> str:
@@ -54,17 +53,12 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"anchor": _anchor, "headline": text.headline, "sentence": text.sentence}
+    environment.filters |= {"anchor": slug, "headline": text.headline, "sentence": text.sentence}
     environment.tests["table"] = lambda block: isinstance(block, Table)
     environment.tests["figure"] = lambda block: isinstance(block, Figure)
     environment.tests["finding"] = lambda block: isinstance(block, Finding)
     environment.tests["beside"] = lambda group: beside(group[0])
     return environment
-
-
-def _anchor(title: str) -> str:
-    """What a section is linked by."""
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _harmless(value: Any) -> Any:
