@@ -18,7 +18,7 @@ from scaling.analysis.decompose.light import lead
 from scaling.analysis.decompose.quantities import OWN_PHASES, Key, TrialRecords
 from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.results import Measured, Straggler
-from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, level_of_each, student
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, level_of_each, student, two_way
 
 Ranks = NDArray[np.intp]
 
@@ -106,12 +106,10 @@ def _latest_of_equals(own_ns: Mapping[Key, Floats], records: TrialRecords, round
     for key, unit in zip(records.keys(), rounds.unit, strict=True):
         if key in own_ns:
             units.setdefault(int(unit), []).append(own_ns[key])
-    means = np.array([np.mean(some, axis=0) for some in units.values()])
-    degrees = (len(means) - 1) * (n - 1)
+    means = np.array([np.mean(some, axis=0) for some in units.values()]).reshape(-1, n)
+    degrees, spread = two_way(means)
     if degrees < 1:
         return math.inf
-    left = means - means.mean(axis=0) - means.mean(axis=1, keepdims=True) + means.mean()
-    spread = float(np.sqrt((left**2).sum() / degrees))
     return student(degrees, level_of_each(n)) * spread * math.sqrt((1 + 1 / (n - 1)) / len(means))
 
 

@@ -303,12 +303,19 @@ def equal_arms_apart(rounds: Rounds, names: Sequence[str]) -> Measured | None:
         return None
     logs = np.log(np.stack(arms, axis=1))  # rounds x arms
     logs = logs[np.isfinite(logs).all(axis=1)]
-    degrees = (logs.shape[0] - 1) * (logs.shape[1] - 1)
+    degrees, spread = two_way(logs)
     if degrees < 1:
         return None
-    left = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
-    spread = float(np.sqrt((left**2).sum() / degrees))
     return Measured(math.expm1(student(degrees) * spread * math.sqrt(2 / len(logs))), n=degrees)
+
+
+def two_way(values: Floats) -> tuple[int, float]:
+    """(degrees of freedom, standard deviation) of what rows and columns together do not explain; 0 degrees: nan."""
+    degrees = (values.shape[0] - 1) * (values.shape[1] - 1)
+    if degrees < 1:
+        return 0, math.nan
+    left = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+    return degrees, float(np.sqrt((left**2).sum() / degrees))
 
 
 def level_of_each(comparisons: int) -> float:
