@@ -216,7 +216,7 @@ def analyse(
     worlds, notes = jobs(files, problems)
     each = [(job, matched, table(job, matched)) for job in worlds for matched in [_match(job)]]
     traced = tuple(_traced(*parts) for parts in each)
-    base = (worlds[0].world_size, each[0][2]) if worlds else None  # the smallest
+    base = worlds[0].world_size, each[0][2]  # the smallest
     points = tuple(_point(*parts, base, batch) for parts in each)
     plan = _plan(worlds, batch, name, files)
     warnings = [*notes, PROFILED]
@@ -318,7 +318,7 @@ def _traced(job: TracedRanks, matched: Matched, table: Table) -> Traced:
 
 
 def _point(
-    job: TracedRanks, matched: Matched, table: Table, base: tuple[int, Table] | None, batch: int | None
+    job: TracedRanks, matched: Matched, table: Table, base: tuple[int, Table], batch: int | None
 ) -> Point:
     step = table.mean("window")
     assert step is not None
@@ -335,7 +335,7 @@ def _point(
         optimizer=table.mean("optimizer"),
         host=measured(rest.mean(axis=0)),
     )
-    scale = base[1].mean("window") if base and base[0] < n and complete else None
+    scale = base[1].mean("window") if base[0] < n and complete else None
     efficiency = Measured(scale.value / step.value, n=min(scale.n, step.n)) if scale else None
     return Point(
         world_size=n,
@@ -343,9 +343,9 @@ def _point(
         status="done" if complete else "incomplete",
         step_ms=step,
         samples_per_s=None if batch is None else batch * n * 1e3 / step,
-        speedup=None if efficiency is None or base is None else efficiency * n / base[0],
+        speedup=None if efficiency is None else efficiency * n / base[0],
         efficiency=efficiency,
-        base_world_size=1 if efficiency is None or base is None else base[0],
+        base_world_size=1 if efficiency is None else base[0],
         parts_ms=parts,
         straggler=straggler(job, matched, table, step),
         comm=traffic(matched, table),
