@@ -208,7 +208,7 @@ def _bar(row: _Row) -> Json:
 
 def _ends(rows: Sequence[_Row]) -> Json:
     """The intervals of where the bars end."""
-    found = [(row.name, *row.end) for row in rows if row.end]
-    middle = [(first + last) / 2 for _, first, last in found]
-    half = [(last - first) / 2 for _, first, last in found]
-    return bar_ends(middle, [name for name, *_ in found], half, width=3)
+    placed = [(row.name, *row.end) for row in rows if row.end]
+    middle = [(first + last) / 2 for _, first, last in placed]
+    half = [(last - first) / 2 for _, first, last in placed]
+    return bar_ends(middle, [name for name, *_ in placed], half, width=3)
