@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as AnswerTimeout
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -102,8 +103,11 @@ class Processes:
                 self._kill()
         return work(*task)
 
+    def _started(self) -> set[BaseProcess]:
+        return set(multiprocessing.active_children()) - self._others
+
     def _kill(self) -> None:
-        for process in set(multiprocessing.active_children()) - self._others:
+        for process in self._started():
             process.kill()
 
 
