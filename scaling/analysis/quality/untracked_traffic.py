@@ -109,7 +109,19 @@ UNCLAIMED = "were not seen to be waited for, so who is late is not known"
 
 def hides_waits(records: TrialRecords) -> bool:
     """Whether ranks may have waited for each other where nobody saw it, so that own times do not say who is late."""
-    return records.beside.polled or _unclaimed(records) > LITTLE
+    return records.beside.polled or _unclaimed(records) > LITTLE or _apart(records)
+
+
+APART = (
+    "no rank was seen to send anything in a step, or to wait for another, so each may train a model of its own: wrap "
+    "it (DistributedDataParallel, fully_shard) where there are several ranks"
+)
+
+
+def _apart(records: TrialRecords) -> bool:
+    """Whether the calls of several ranks were counted, and there was none."""
+    counted = records.trial.world_size > 1 and records.beside.bytes == 0
+    return counted and records.light is None and not records.bucket_bytes
 
 
 def _unclaimed(records: TrialRecords) -> float:
@@ -123,6 +135,8 @@ def without_late(verdicts: Sequence[Verdict], records: TrialRecords) -> tuple[Ve
     if not hides_waits(records):
         return tuple(verdicts)
     why, n = f"{_unclaimed(records):.0%} of the bytes that a step sends {UNCLAIMED}", records.trial.world_size
+    if _apart(records):
+        why = APART
     if records.beside.polled:
         why += "; the loop asked whether they had arrived instead (Work.is_completed); wait() would be seen"
     return (undecided(n, why), *(v for v in verdicts if v.world_size != n))
@@ -130,7 +144,7 @@ def without_late(verdicts: Sequence[Verdict], records: TrialRecords) -> tuple[Ve
 
 def of_hidden_waits(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Those of `without_late`."""
-    return [v for v in verdicts if any(UNCLAIMED in line for line in v.evidence)]
+    return [v for v in verdicts if any(UNCLAIMED in line or APART in line for line in v.evidence)]
 
 
 def doubts(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:

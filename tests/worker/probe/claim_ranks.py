@@ -13,7 +13,7 @@ import torch.distributed as dist
 from scaling import Probe
 
 STEPS, NAP_S = 75, 0.02
-LOOPS = {"waits": False, "late": True, "polls": False, "polls_late": True}
+LOOPS = {"waits": False, "late": True, "polls": False, "polls_late": True, "apart": True}
 """Whether rank 1 sleeps in forward."""
 
 
@@ -38,7 +38,8 @@ def train(kind, late, folder):
                 if late and dist.get_rank() == 1:
                     time.sleep(NAP_S)
                 loss.backward()
-                await_all(kind, [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()])
+                if kind != "apart":
+                    await_all(kind, [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()])
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
