@@ -115,7 +115,7 @@ def steps_of(borders: Sequence[int]) -> list[list[int]]:
         raise ValueError(f"{len(borders)} marks, {len(ORDER)} a step are expected")
     rows = []
     for at in range(0, len(borders), len(ORDER)):
-        row = [0] * (STAMPS_A_MICRO_STEP + 4)  # one rank sends no buffers, so two of them are not taken
+        row = [0] * (STAMPS_A_MICRO_STEP + 4)
         for place, border in zip(ORDER, borders[at : at + len(ORDER)], strict=True):
             row[place] = border
         rows.append(row)

@@ -25,7 +25,9 @@ from scaling.worker.measure.step import Loop, step_row
 from scaling.worker.models.options import checkpoint_activations, loading
 from scaling.worker.parallel.ddp import wrap
 from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.strategy import resolved
 from scaling.worker.parallel.torch_private import limit_recompiles, tree_map_only
+from scaling.worker.parallel.waits import Broadcasts
 from scaling.worker.session.progress import beat
 
 RECOMPILES = 512
@@ -181,13 +183,14 @@ class Training(Runner):
     def run(self, arm: str, steps: int, lead_in: int) -> list[AnyStepRow]:  # noqa: ARG002
         """Run steps with phase stamps, which show how much of the communication is exposed."""
         loop = self._running()
-        clock = self._device.clock
-        with clock.window((lead_in + steps) * loop.stamps):
+        clock, waits = self._device.clock, Broadcasts(self._device)
+        with waits.on(), clock.window((lead_in + steps) * (loop.stamps + 2 * loop.micro_steps)):
             for _ in range(lead_in):
                 loop.stamped()
-            rows = [loop.stamped() for _ in range(steps)]
+            waits.take()
+            rows = [(loop.stamped(), waits.take()) for _ in range(steps)]
             self._device.synchronize()
-        return [step_row(clock.resolve(row)) for row in rows]
+        return [step_row(clock.resolve(row), resolved(each, clock.resolve)) for row, each in rows]
 
     def drop(self) -> None:
         """Release the batch and gradients outside DDP's buckets."""

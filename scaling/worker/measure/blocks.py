@@ -35,9 +35,9 @@ from scaling.worker.measure.arms import Arms
 from scaling.worker.measure.exchange import Exchange, stamps_of
 from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.measure.settings import Opened
-from scaling.worker.measure.step import edges, step_row
+from scaling.worker.measure.step import behind, step_row
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import Detail, Taken, Wait
+from scaling.worker.parallel.strategy import Detail, Taken, resolved
 
 LEAD_IN_BYTES = 2**16
 """A message of this size runs unrecorded before a sweep or pairs: the first one after a pause is slow."""
@@ -99,11 +99,7 @@ class BlockRunner:
                 feed.pause(arm)
             resolve = self._device.clock.resolve
             done = [
-                step_row(
-                    resolve(row),
-                    [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in comm.waits],
-                    waits_behind=comm.waits_behind,
-                )
+                step_row(resolve(row), resolved(comm.waits, resolve), waits_behind=opened.detail.waits_behind)
                 for row, comm in zip(rows, comms, strict=True)
             ]
             collectives = [comm.collectives for comm in comms if comm.collectives is not None]
@@ -172,11 +168,9 @@ class BlockRunner:
                     comm = take(loop.forward_end_ns)
                     if index >= 0:
                         rows.append(row)
-                        comms.append(
-                            comm
-                            if comm.collectives is None
-                            else comm._replace(collectives=detail.all_of(comm.collectives, edges(row)))
-                        )
+                        sent = comm.collectives
+                        sent = None if sent is None else detail.all_of(sent, behind(row), comm.waits)
+                        comms.append(comm._replace(collectives=sent))
                 self._device.synchronize()
         if block.arm == PROBE and block.detailed and not opened.withheld:
             arms.messages(detail.wire)

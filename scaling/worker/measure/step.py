@@ -16,13 +16,13 @@ from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
-from scaling.worker.parallel.ddp import accumulating, broadcasts_stamped, sends_buffers
-from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Edges, Wait
+from scaling.worker.parallel.ddp import accumulating
+from scaling.worker.parallel.strategy import BACKWARD, BUFFERS, FORWARD, Behind, Wait
 from scaling.worker.parallel.torch_private import ENGINE
 from scaling.worker.session.progress import beat
 
-STAMPS_A_MICRO_STEP = 7
-"""Begin of fetch, forward and backward, end of backward and of its compute, begin and end of its buffers' broadcast."""
+STAMPS_A_MICRO_STEP = 5
+"""Begin of fetch, forward and backward, end of backward and of its compute."""
 
 
 class Loop:
@@ -61,13 +61,12 @@ class Loop:
         self._faults = faults
         self.stamps = STAMPS_A_MICRO_STEP * accumulation + 4
         """Number of stamps of a stamped step."""
-        self._broadcasts = sends_buffers(module)
         self.forward_end_ns = 0
         """Host time at which the last micro-step's forward returned. DDP's ready times count from there."""
 
     def release(self) -> None:
         """Let go of the module, which may be the only one to keep a wrapper and its buckets."""
-        self.module, self._broadcasts = torch.nn.Identity(), False
+        self.module = torch.nn.Identity()
         self._accumulate = accumulating(self.module)
 
     def plain(self) -> list[int]:
@@ -87,29 +86,26 @@ class Loop:
         """Run a step with the stamps that `step_row` takes."""
         stamp = self._stamp
         compute_end: list[int] = []
-        buffers: list[int] = []
-        with broadcasts_stamped(stamp, buffers) if self._broadcasts else contextlib.nullcontext():
-            stamps = [stamp()]
-            for last in self._micro_steps():
-                with self._sync(last):
-                    stamps.append(stamp())
-                    inputs, targets = self._fetch()
-                    stamps.append(stamp())
-                    loss = self._forward(inputs, targets)
-                    compute_end.append(0)
-                    if last or self._faults.wrong_no_sync:
-                        _at_end_of_backward(loss, stamp, compute_end)
-                    stamps.append(stamp())
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    stamps.append(stamp())
-            stamps.append(stamp())
-            self._optimize()
-            stamps.append(stamp())
-            self._faults.host()
-            stamps.append(stamp())
+        stamps = [stamp()]
+        for last in self._micro_steps():
+            with self._sync(last):
+                stamps.append(stamp())
+                inputs, targets = self._fetch()
+                stamps.append(stamp())
+                loss = self._forward(inputs, targets)
+                compute_end.append(0)
+                if last or self._faults.wrong_no_sync:
+                    _at_end_of_backward(loss, stamp, compute_end)
+                stamps.append(stamp())
+                loss.backward()  # type: ignore[no-untyped-call]
+                stamps.append(stamp())
+        stamps.append(stamp())
+        self._optimize()
+        stamps.append(stamp())
+        self._faults.host()
+        stamps.append(stamp())
         beat()
-        buffers += [0] * (2 * self.micro_steps - len(buffers))
-        return [*stamps, *compute_end, *buffers]
+        return [*stamps, *compute_end]
 
     def weighed(self, held_bytes: Callable[[], int | None]) -> int | None:
         """Run a step as `plain` does. What the largest forward and its batch left in memory, bytes; None: not known."""
@@ -188,8 +184,8 @@ def step_row(stamps: Sequence[int], waits: Sequence[Wait] = (), *, waits_behind:
     count = (len(stamps) - 4) // STAMPS_A_MICRO_STEP
     begin, *rest = stamps
     micro_steps, rest = rest[: 4 * count], rest[4 * count :]
-    (optimizer_begin, optimizer_end, end), rest = rest[:3], rest[3:]
-    compute_end, buffers = rest[:count], [at for at in rest[count:] if at]
+    optimizer_begin, optimizer_end, end, *compute_end = rest
+    buffers = [wait for wait in waits if wait.phase == BUFFERS]
     fetch, forward, backward, backward_end = (micro_steps[phase::4] for phase in range(4))
     earlier = zip(compute_end[:-1], backward_end, strict=False)
     return StepRow(
@@ -202,23 +198,19 @@ def step_row(stamps: Sequence[int], waits: Sequence[Wait] = (), *, waits_behind:
         compute_end_ns=compute_end[-1] if waits_behind else backward_end[-1],
         sync_end_ns=backward_end[-1],
         earlier_wait_ns=sum(done - computed for computed, done in earlier if computed) if waits_behind else 0,
-        buffer_wait_ns=sum(buffers[1::2]) - sum(buffers[::2]),
-        buffer_begin_ns=buffers[-2] if buffers else 0,
-        buffer_end_ns=buffers[-1] if buffers else 0,
+        buffer_wait_ns=sum(wait.end - wait.begin for wait in buffers),
+        buffer_begin_ns=buffers[-1].begin if buffers else 0,
+        buffer_end_ns=buffers[-1].end if buffers else 0,
         forward_wait_ns=sum(w.end - w.begin for w in waits if w.phase == FORWARD),
         backward_wait_ns=sum(w.end - w.begin for w in waits if w.phase == BACKWARD),
     )
 
 
-def edges(stamps: Sequence[int]) -> Edges:
-    """What the stamps of a step show of its waits."""
+def behind(stamps: Sequence[int]) -> Behind:
+    """End of backward's compute and of backward of each micro-step of a stamped step that reduces."""
     count = (len(stamps) - 4) // STAMPS_A_MICRO_STEP
-    computed, buffers = stamps[-3 * count : -2 * count], [at for at in stamps[-2 * count :] if at]
-    ends = stamps[4 : 4 * count + 1 : 4]
-    return Edges(
-        broadcasts=list(zip(buffers[::2], buffers[1::2], strict=True)),
-        behind=[(end, whole) for end, whole in zip(computed, ends, strict=True) if end],
-    )
+    ends = zip(stamps[-count:], stamps[4 : 4 * count + 1 : 4], strict=True)
+    return [(computed, whole) for computed, whole in ends if computed]
 
 
 def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list[int]) -> None:

@@ -18,14 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
-from scaling.worker.parallel.ddp import Norms, broadcast_rows, bucket_bytes, has_own_hook, sends_buffers
-from scaling.worker.parallel.strategy import Detail, Edges
+from scaling.worker.parallel.ddp import Norms, bucket_bytes, has_own_hook, sends_buffers
+from scaling.worker.parallel.strategy import BUFFERS, FORWARD, Behind, Detail, Wait
 from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.waits import Waits
 
 _ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 _OTHER = PHASES.index("other")
-
 
 _CALLBACK_S = 0.05
 """How long a callback of Gloo's thread may wait for the interpreter once backward has returned."""
@@ -33,15 +32,14 @@ _CALLBACK_S = 0.05
 Ready = Callable[[int], Sequence[int]]
 """Given the host time at which the last forward ended, when each bucket was ready, ns; empty: not known."""
 
-
 STAMPS_A_LAYER = 8
 """Launch and end of a layer's collective in forward and of that in backward, and begin and end of both waits."""
 OF_NORMS = -2
 """Unit of what layers inside send, until the wrapper's buckets are counted."""
 
 
-class Buckets:
-    """The all-reduces of one wrapper's gradients.
+class BucketDetail(Detail):
+    """The all-reduces of one wrapper's gradients in a detailed block. A tap is open meanwhile.
 
     DDP launches its buckets in their order, so the next one is the next all-reduce over its group that has the bucket's
     size and type. A hook may send something else instead; then every all-reduce over the group counts. The named hooks
@@ -49,19 +47,44 @@ class Buckets:
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, key: int | None = None, norms: Norms | None = None
+        self,
+        ddp: DistributedDataParallel,
+        tap: Tap,
+        ready: Ready | None = None,
+        key: int | None = None,
+        norms: Norms | None = None,
+        waits: Waits | None = None,
     ) -> None:
-        """`key`: of its group in the records; None: its size. `norms`: layers inside that wait for other ranks."""
-        self._norms = norms.sent(dist.get_world_size(ddp.process_group)) if norms else frozenset()
-        self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
-        self._name = ddp.process_group.group_name
-        self._key = dist.get_world_size(ddp.process_group) if key is None else key
+        """`ready`: None where a bucket counts as ready when it is launched. `key`: of the group; None: its size.
+
+        `norms`: layers inside that wait for other ranks; what they send is a unit behind the buckets. `waits`: as
+        `Detail` takes it.
+        """
+        super().__init__(waits)
+        ranks = dist.get_world_size(ddp.process_group)
+        self._ddp, self._tap, self._ready = weakref.ref(ddp), tap, ready  # the loop alone keeps the wrapper
+        self._name, self._key = ddp.process_group.group_name, ranks if key is None else key
+        self._norms, self._layers = norms.sent(ranks) if norms else frozenset(), len(norms or ())
         self._hooked = has_own_hook(ddp)
+        self._count = max(1, len(bucket_bytes(ddp)))
         self._sizes: list[int] = []
         """Bytes of the buckets, once a step was recorded."""
         self._types = {parameter.dtype for parameter in ddp.parameters()}
+        self._buffers_bytes = sum(b.nbytes for b in ddp.module.buffers()) if sends_buffers(ddp) else 0
 
-    def rows(self, seen: Sequence[Seen], ready: Sequence[int] = ()) -> list[CollectiveRow]:
+    def _seeing(self) -> contextlib.AbstractContextManager[Any]:
+        return self._tap.on()
+
+    def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
+        rows = self._all(self._tap.take(), self._ready(forward_end_ns) if self._ready else ())
+        if self._layers:
+            rows = _in_order(_units(rows, self._count))
+            self.wire = self._messages(rows)
+        else:
+            self.wire = [Message(row.kind, row.bytes) for row in rows if row.phase != _OTHER]
+        return rows
+
+    def _all(self, seen: Sequence[Seen], ready: Sequence[int]) -> list[CollectiveRow]:
         """The step's buckets, with tokens as stamps, and then the collectives that are not DDP's.
 
         A bucket counts as ready when it is launched, or by `ready`, host times that may be a little late. An all-reduce
@@ -75,23 +98,18 @@ class Buckets:
         ids = set(map(id, inside))
         reductions = [c for c in ours if c.kind == _ALL_REDUCE and c.bytes and id(c) not in ids]
         if not self._hooked:
-            reductions = self._in_order(reductions)
+            reductions = self._reductions(reductions)
         _wait_for_callbacks(reductions)
         ids |= {id(call) for call in (*reductions, *(call for call in ours if call.kind == _BROADCAST))}
         others = [call for call in seen if id(call) not in ids and call.bytes]
         buckets = [call.row(seq, self._key, unit=call.unit) for seq, call in enumerate(reductions)]
+        rows = [call.row(seq, self._key, phase=_OTHER) for seq, call in enumerate(others, len(buckets))]
+        rows = [row._replace(ready_ns=0, done_ns=row.done_ns or row.launch_ns) for row in rows]
         norms = [call.row(0, self._key, phase=call.phase, unit=OF_NORMS) for call in inside]
         norms = [row._replace(wait_ns=row.launch_ns, resume_ns=row.done_ns) for row in norms]
-        return [*_by_bucket(buckets, ready), *self._others(others, len(reductions)), *norms]
+        return [*_by_bucket(buckets, ready), *rows, *norms]
 
-    def _others(self, others: Sequence[Seen], first: int) -> list[CollectiveRow]:
-        rows = (call.row(seq, self._key, phase=_OTHER) for seq, call in enumerate(others, first))
-        return [
-            row._replace(bytes=max(1, row.bytes), ready_ns=0, done_ns=row.done_ns or row.launch_ns)
-            for row in rows
-        ]
-
-    def _in_order(self, seen: Sequence[Seen]) -> list[Seen]:
+    def _reductions(self, seen: Sequence[Seen]) -> list[Seen]:
         matches = self._matching(seen)
         if not matches or len(matches) % len(self._sizes):  # DDP has made its buckets anew
             ddp = self._ddp()
@@ -108,42 +126,6 @@ class Buckets:
                 matches.append(call)
         return matches
 
-
-class BucketDetail(Detail):
-    """The buckets of a detailed block. A tap is open meanwhile; the wrapper is the one that trains."""
-
-    def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        tap: Tap,
-        ready: Ready | None = None,
-        key: int | None = None,
-        norms: Norms | None = None,
-        waits: Waits | None = None,
-    ) -> None:
-        """`ready`: None where a bucket counts as ready when it is launched. `key`, `norms`: as `Buckets` takes them.
-
-        `norms`: what they send is a unit behind the buckets. `waits`: as `Detail` takes it.
-        """
-        super().__init__(waits)
-        self._ddp, self._tap, self._ready = weakref.ref(ddp), tap, ready
-        self._buckets, self._layers = Buckets(ddp, key, norms), len(norms or ())
-        self._count = max(1, len(bucket_bytes(ddp)))
-        self._buffers_bytes = sum(b.nbytes for b in ddp.module.buffers()) if sends_buffers(ddp) else 0
-
-    def _seeing(self) -> contextlib.AbstractContextManager[Any]:
-        return self._tap.on()
-
-    def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
-        ready = self._ready(forward_end_ns) if self._ready else ()
-        rows = self._buckets.rows(self._tap.take(), ready)
-        if self._layers:
-            rows = _in_order(_units(rows, self._count))
-            self.wire = self._messages(rows)
-        else:
-            self.wire = [Message(row.kind, row.bytes) for row in rows if row.phase != _OTHER]
-        return rows
-
     def _messages(self, rows: Sequence[CollectiveRow]) -> list[Message]:
         """What a step sends: buffers at its begin, and behind each reduction of all buckets but the last."""
         messages: list[Message] = []
@@ -157,15 +139,20 @@ class BucketDetail(Detail):
             due = first and self._buffers_bytes > 0 and reduced % self._count == 0
         return messages
 
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+    def all_of(
+        self, rows: Sequence[CollectiveRow], behind: Behind, waits: Sequence[Wait]
+    ) -> list[CollectiveRow]:
         """The rows with the broadcasts of buffers; where layers wait, with where the rank waits for its buckets."""
-        ddp = self._ddp()
-        rows = done_by(rows, edges)
-        sent = [] if ddp is None else broadcast_rows(ddp, edges.broadcasts, len(rows))
+        rows = _done_by(rows, behind)
+        size, first = self._buffers_bytes, len(rows)
+        sent = [
+            CollectiveRow(first + k, _BROADCAST, self._key, size, 0, wait.begin, wait.end, phase=FORWARD)
+            for k, wait in enumerate(wait for wait in waits if wait.phase == BUFFERS)
+        ]
         if not self._layers:
             return [*rows, *sent]
         waited = [
-            row._replace(wait_ns=_behind(row, edges), resume_ns=row.done_ns)
+            row._replace(wait_ns=_behind(row, behind), resume_ns=row.done_ns)
             if 0 <= row.unit < self._count
             else row
             for row in rows
@@ -177,14 +164,15 @@ class BucketDetail(Detail):
 
     @property
     def stamps(self) -> int:
-        """Launch, start and end of each bucket, and those of the layers."""
-        return STAMPS_A_LAYER * self._layers + 3 * max(self._count, len(self.wire))
+        """Launch, start and end of each bucket, and those of the layers and of the buffers' broadcast."""
+        inside = 2 * (self._buffers_bytes > 0) + STAMPS_A_LAYER * self._layers
+        return inside + 3 * max(self._count, len(self.wire))
 
 
-def _behind(row: CollectiveRow, edges: Edges) -> int:
+def _behind(row: CollectiveRow, behind: Behind) -> int:
     """Where the rank waits for a bucket: at the end of the compute of the backward that launched it."""
     launch = abs(row.launch_ns)  # tokens of events fall, host times rise
-    return next((computed for computed, whole in edges.behind if abs(whole) >= launch), 0)
+    return next((computed for computed, whole in behind if abs(whole) >= launch), 0)
 
 
 def _units(rows: Sequence[CollectiveRow], count: int) -> list[CollectiveRow]:
@@ -213,9 +201,9 @@ def _kind_and_elements(call: Seen) -> tuple[int, int]:
     return call.kind, call.bytes // call.dtype.itemsize
 
 
-def done_by(rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+def _done_by(rows: Sequence[CollectiveRow], behind: Behind) -> list[CollectiveRow]:
     """The rows, done with backward at the latest: torch wakes who waits for a collective before it calls back."""
-    latest = max((whole for _, whole in edges.behind), default=0)
+    latest = max((whole for _, whole in behind), default=0)
     return [
         row._replace(done_ns=latest) if row.phase != _OTHER and 0 < latest < row.done_ns else row
         for row in rows

@@ -117,11 +117,7 @@ def gather_in_rings(group: Any, hosts: Sequence[int]) -> None:
 
 
 def all_gather(
-    whole: torch.Tensor,
-    part: torch.Tensor,
-    group: Any,
-    *,
-    async_op: bool = False,
+    whole: torch.Tensor, part: torch.Tensor, group: Any, *, async_op: bool = False
 ) -> dist.Work | None:
     """Gather every rank's `part` in `whole`, of which it may be a view. Returns the work where it is asynchronous.
 

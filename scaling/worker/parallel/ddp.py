@@ -8,13 +8,13 @@ the result is there. Over one rank a layer does what BatchNorm does and calls no
 
 A module with buffers (BatchNorm's running statistics) takes part in a broadcast from its first rank at the begin of
 every forward that follows a reduced backward. Ranks wait for each other there, so a late rank shows in forward and not
-at the first bucket. DDP calls it by a name of torch.distributed, which is replaced meanwhile.
+at the first bucket (parallel.waits.Broadcasts).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,11 +24,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.records.format import CollectiveRow
 from scaling.settings.run import DEFAULT_BUCKET_MB, KINDS, Ddp
-from scaling.settings.schedule import PHASES
 from scaling.worker.models.options import compiled
-from scaling.worker.parallel.guard import around, untraced
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.parallel.torch_private import logging_data, rebuild_buckets
 
@@ -37,50 +34,33 @@ WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 POWER_SGD_START = 2
 """Steps before PowerSGD compresses: the minimum, since DDP settles its buckets in the second step."""
 
-Future = torch.futures.Future[torch.Tensor]
-Reduce = Callable[[Any, Any], Future]
-"""Given a group and a `GradBucket`, returns a future of the bucket's averaged gradients."""
-
-
-def reduction(name: str, group: Any) -> Reduce:
-    """The named communication hook, for one wrapper only, since PowerSGD keeps state between steps.
-
-    `group`: the one that it is given with each bucket.
-    """
-    if name in WIRE:
-        hook: Reduce = fp16_compress_hook if name == "fp16" else bf16_compress_hook
-        return hook
-    assert name == "powersgd", name
-    state = PowerSGDState(
-        process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=POWER_SGD_START
-    )
-    # PowerSGD starts each all-reduce, and waits for it, in the callback of another. On NCCL callbacks run in the hook's
-    # thread. On Gloo they run in its two threads, in an order that differs between ranks; both can wait, and it hangs.
-    one_by_one = dist.get_backend(group) == "gloo"
-
-    def power_sgd(_over: Any, bucket: Any) -> Future:
-        future: Future = powerSGD_hook(state, bucket)
-        if one_by_one:
-            future.wait()
-        return future
-
-    return power_sgd
-
 
 def register(ddp: DistributedDataParallel, name: str, group: Any) -> None:
-    """Make a wrapper reduce its buckets with the named hook; `none` leaves it unchanged."""
+    """Make a wrapper reduce its buckets over a group with the named hook; `none` leaves it unchanged."""
     if name == "none":
         return
-    reduce = reduction(name, group)
+    state: Any = group
+    reduce: Any = fp16_compress_hook if name == "fp16" else bf16_compress_hook
+    # PowerSGD starts each all-reduce, and waits for it, in the callback of another. On NCCL callbacks run in the hook's
+    # thread. On Gloo they run in its two threads, in an order that differs between ranks; both can wait, and it hangs.
+    one_by_one = name == "powersgd" and dist.get_backend(group) == "gloo"
+    if name == "powersgd":  # it keeps state between steps
+        reduce = powerSGD_hook
+        state = PowerSGDState(
+            process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=POWER_SGD_START
+        )
 
     # torch rejects bf16_compress_hook by its name without NCCL, though Gloo sums bf16, so wrap it.
     def hook(over: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         if Tap.now is not None:
             Tap.now.bucket = bucket.index()
-        return reduce(over, bucket)
+        future: torch.futures.Future[torch.Tensor] = reduce(over, bucket)
+        if one_by_one:
+            future.wait()
+        return future
 
     hook.__annotations__ = {}  # DDP checks them by identity, and postponed ones are text
-    ddp.register_comm_hook(group, hook)
+    ddp.register_comm_hook(state, hook)
 
 
 _GATHER, _REDUCE = KINDS.index("all_gather"), KINDS.index("all_reduce")
@@ -118,51 +98,29 @@ _SAMPLED_FIRST = 10
 _NEVER = 2**31 - 1
 
 
-class Wrapping:
-    """Wraps one module over any of a launch's groups.
+class Bare:
+    """A workload's module without a strategy. It is compiled once for each use, since each has graphs of its own."""
 
-    Only one wrapper exists at a time. DDP's hooks sit on the parameters, so a second one would run in the first one's
-    backward, and would count its gradients.
-    """
-
-    def __init__(
-        self, module: torch.nn.Module, settings: Ddp, *, alone: dist.ProcessGroup, compiles: bool
-    ) -> None:
-        """`alone`: the group of this rank itself, over which the module's norms go without DDP."""
-        self._module, self._settings, self._compiles = module, settings, compiles
-        self._norms, self._alone = Norms(module), alone
+    def __init__(self, module: torch.nn.Module, *, alone: dist.ProcessGroup, compiles: bool) -> None:
+        """`alone`: the group of this rank itself, over which the module's norms go."""
+        self._module, self._alone, self._compiles = module, alone, compiles
+        self.norms = Norms(module)
         self._compiled: dict[str, torch.nn.Module] = {}
-        self.wire_dtype = WIRE.get(settings.comm_hook, torch.float32)
-        """Type of the elements that are reduced."""
 
     def module(self, use: str) -> torch.nn.Module:
-        """The module without DDP; it is compiled once for each `use`, since each has graphs of its own."""
-        self._norms.over(self._alone)
+        """The module for a use."""
+        self.norms.over(self._alone)
         if not self._compiles:
             return self._module
         if use not in self._compiled:
             self._compiled[use] = compiled(self._module)
         return self._compiled[use]
 
-    def over(
-        self, group: dist.ProcessGroup, use: str, *, hooked: bool = True, sync: bool = True
-    ) -> DistributedDataParallel:
-        """A new wrapper over a group.
-
-        `hooked`: with the communication hook of the settings. `sync`: compare and send the parameters, which takes all
-        ranks of the group; without it no rank waits for another.
-        """
-        wrapper = wrap(self.module(use), self._settings, group, sync=sync)
-        self._norms.over(group)
-        if hooked:
-            register(wrapper, self._settings.comm_hook, group)
-        return wrapper
-
 
 def wrap(
     module: torch.nn.Module, settings: Ddp, group: dist.ProcessGroup, *, sync: bool = True
 ) -> DistributedDataParallel:
-    """The module as DDP over a group, without a communication hook; see `Wrapping.over`."""
+    """The module as DDP over a group, without a communication hook. `sync`: as Strategy.apply has it."""
     return DistributedDataParallel(
         module,
         process_group=group,
@@ -224,40 +182,3 @@ def sends_buffers(module: torch.nn.Module) -> bool:
         and bool(module.broadcast_buffers)
         and any(True for _ in module.buffers())
     )
-
-
-def broadcast_rows(
-    ddp: DistributedDataParallel, times: Sequence[tuple[int, int]], first: int
-) -> list[CollectiveRow]:
-    """A step's broadcasts of a wrapper's buffers, from begin and end of each; `first`: position of the first."""
-    size = sum(buffer.nbytes for buffer in ddp.module.buffers())
-    return [
-        CollectiveRow(
-            seq=first + index,
-            kind=KINDS.index("broadcast"),
-            group=dist.get_world_size(ddp.process_group),
-            bytes=size,
-            ready_ns=0,
-            launch_ns=begin,
-            done_ns=end,
-            phase=PHASES.index("forward"),
-        )
-        for index, (begin, end) in enumerate(times)
-    ]
-
-
-@contextlib.contextmanager
-def broadcasts_stamped(stamp: Callable[[], int], stamps: list[int]) -> Iterator[None]:
-    """Inside, begin and end of each broadcast of DDP's buffers are appended."""
-
-    def timed(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-        stamps.append(stamp())
-        call(*args, **named)
-        stamps.append(stamp())
-
-    inner = dist._broadcast_coalesced  # type: ignore[attr-defined]  # noqa: SLF001
-    dist._broadcast_coalesced = untraced(around(inner, timed))  # type: ignore[attr-defined]  # noqa: SLF001
-    try:
-        yield
-    finally:
-        dist._broadcast_coalesced = inner  # type: ignore[attr-defined]  # noqa: SLF001

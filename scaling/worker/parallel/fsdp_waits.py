@@ -102,28 +102,15 @@ class Watch:
                 for name in _REPLACED:
                     delattr(group, name)
 
-    @contextlib.contextmanager
-    def _collectives_of(self, unit: int, phase: int) -> Iterator[list[Seen]]:
-        """Collectives inside belong to a unit; they are in the list once it ends."""
-        tap = self._tap
-        inside: list[Seen] = []
-        if tap is None:
-            yield inside
-            return
-        before, place = (tap.unit, tap.phase), tap.count
-        tap.unit, tap.phase = unit, phase
-        try:
-            yield inside
-        finally:
-            tap.unit, tap.phase = before
-            inside += tap.since(place)
+    def _within(self, unit: int, phase: int) -> contextlib.AbstractContextManager[list[Seen]]:
+        return self._tap.within(unit, phase) if self._tap is not None else contextlib.nullcontext([])
 
     def _unshard(self, inner: Any, group: Any, unit: int, async_op: bool = False) -> None:
         if group._all_gather_result is not None or group.is_unsharded:  # noqa: SLF001
             inner(async_op)
             return
         at = self._launching(group, async_op)
-        with self._collectives_of(unit, _phase(group)) as seen:
+        with self._within(unit, _phase(group)) as seen:
             inner(async_op)
         if group._all_gather_result is not None:  # noqa: SLF001
             self._gathered[unit] = Turn(_ALL_GATHER, unit, 0, at, seen[-1:])
@@ -165,7 +152,7 @@ class Watch:
         if not self._host and group.reduce_grads:
             self._wait_for_buffer(group)
         at = self._stamp()
-        with self._collectives_of(unit, BACKWARD) as seen:
+        with self._within(unit, BACKWARD) as seen:
             inner(*unused)
         turn = Turn(_REDUCE_SCATTER, unit, BACKWARD, at, seen)
         if group.reduce_grads and self._host:  # the call itself was the wait
@@ -288,19 +275,8 @@ class UnitProbe(Detail):
         return self._keys[name]
 
     def _turn(self, seq: int, turn: Turn) -> CollectiveRow:
-        return CollectiveRow(
-            seq=seq,
-            kind=turn.kind,
-            group=1,
-            bytes=self._sizes[turn.unit],
-            ready_ns=turn.launch,
-            launch_ns=0,
-            done_ns=0,
-            phase=turn.phase,
-            unit=turn.unit,
-            wait_ns=turn.wait,
-            resume_ns=turn.wait,
-        )
+        row = CollectiveRow(seq, turn.kind, 1, self._sizes[turn.unit], turn.launch, 0, 0)
+        return row._replace(phase=turn.phase, unit=turn.unit, wait_ns=turn.wait, resume_ns=turn.wait)
 
     @property
     def unsharded_bytes(self) -> int:  # type: ignore[override]

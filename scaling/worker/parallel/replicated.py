@@ -15,16 +15,30 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import STAMPS_A_LAYER, BucketDetail
 from scaling.worker.parallel.computed import share_bytes
-from scaling.worker.parallel.ddp import Norms, Wrapping, accumulating, bucket_bytes, settle
+from scaling.worker.parallel.ddp import (
+    WIRE,
+    Bare,
+    Norms,
+    accumulating,
+    bucket_bytes,
+    register,
+    sends_buffers,
+    settle,
+    wrap,
+)
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.parallel.waits import Waits
+from scaling.worker.parallel.waits import Broadcasts, Waits
 
 
 class Replicas:
-    """DDP over a trial's group, or over a group of one rank. It trains the workload's own parameters."""
+    """DDP over a trial's group, or over a group of one rank. It trains the workload's own parameters.
+
+    Only one wrapper exists at a time. DDP's hooks sit on the parameters, so a second one would run in the first one's
+    backward, and would count its gradients.
+    """
 
     steps_alone = True
 
@@ -38,20 +52,19 @@ class Replicas:
         solo: Group,
         device: Accelerator,
     ) -> None:
-        self._wrapping = Wrapping(module, spec.ddp, alone=solo.data, compiles=spec.compile)
-        self._whole, self._norms = module, Norms(module)
+        self._bare = Bare(module, alone=solo.data, compiles=spec.compile)
+        self._whole, self._ddp, self.module = module, spec.ddp, self._bare.module
         self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
-        self._views = spec.ddp.gradient_as_bucket_view
-        self.wire_dtype = self._wrapping.wire_dtype
-        self.module = self._wrapping.module
+        self.wire_dtype = WIRE.get(spec.ddp.comm_hook, torch.float32)
 
     def apply(self, use: str, *, alone: bool, sync: bool = True) -> Replicated:
         """A new wrapper."""
         group = self._solo if alone else self._group
         rewind(self._device)
-        ddp = self._wrapping.over(group.data, use, sync=sync)
-        norms = self._norms if not alone and len(self._norms) else None  # over one rank they call nothing
-        return Replicated(ddp, self._optimizer, group, self._device, norms, alone=alone)
+        ddp = wrap(self.module(use), self._ddp, group.data, sync=sync)
+        self._bare.norms.over(group.data)
+        register(ddp, self._ddp.comm_hook, group.data)
+        return Replicated(ddp, self._optimizer, group, self._device, self._bare.norms, alone=alone)
 
     def free(self) -> None:
         """A wrapper goes with its last reference."""
@@ -59,7 +72,7 @@ class Replicas:
     def computed(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
         """All of the model; gradients that are no views of their buckets lie beside them."""
         sizes = share_bytes(self._whole, optimizer, 1, 0)
-        sizes["gradients"] *= 1 if self._views else 2
+        sizes["gradients"] *= 1 if self._ddp.gradient_as_bucket_view else 2
         return sizes
 
 
@@ -72,20 +85,16 @@ class Replicated:
         optimizer: torch.optim.Optimizer,
         group: Group,
         device: Accelerator,
-        norms: Norms | None,
+        norms: Norms,
         *,
         alone: bool,
     ) -> None:
         """`norms`: layers that wait for other ranks. `alone`: over one rank."""
         self.module: torch.nn.Module = ddp
+        self._ddp = ddp
         self.optimizer, self._group, self._device = optimizer, group, device
         self.accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] = accumulating(ddp)
         self._norms, self._alone = norms, alone
-
-    @property
-    def _ddp(self) -> DistributedDataParallel:
-        assert isinstance(self.module, DistributedDataParallel)
-        return self.module
 
     @property
     def buckets(self) -> list[int]:
@@ -109,9 +118,10 @@ class Replicated:
         """The buckets of detailed blocks, and in every stamped one where the module waits inside."""
         if self._alone:
             return SoloProbe(self._ddp, self._device) if detailed else Detail()
-        waits = Waits(self._device) if self._norms else None
+        sends = sends_buffers(self._ddp)
+        waits = Waits(self._device) if self._norms else Broadcasts(self._device) if sends else None
         if not detailed:
-            return Detail(waits, stamps=STAMPS_A_LAYER * len(self._norms or ()))
+            return Detail(waits, stamps=2 * sends + STAMPS_A_LAYER * len(self._norms))
         ready = ReadyTimes(self._ddp).absolute_ns if self._device.type == CPU else None
         tap = Tap(self._device.clock)
         return BucketDetail(self._ddp, tap, ready, self._group.key, self._norms, waits)

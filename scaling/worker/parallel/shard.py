@@ -78,8 +78,7 @@ def shard(
     for each module, and keeps all of them to the end.
     """
     policy = MixedPrecisionPolicy(
-        param_dtype=TYPES[precision] if precision in HALF else None,
-        reduce_dtype=TYPES[settings.reduce_dtype],
+        param_dtype=TYPES[precision] if precision in HALF else None, reduce_dtype=TYPES[settings.reduce_dtype]
     )
     # A part of the ranks, true or false; over one rank nothing is left to reshard to.
     part = settings.reshard > 1 and mesh.size() > 1

@@ -24,17 +24,11 @@ from scaling.worker.accelerator.accelerator import Accelerator, meshes
 from scaling.worker.data.workload import MakeOptimizer, Workload
 from scaling.worker.models.options import compile_units, own_backend
 from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
-from scaling.worker.parallel.ddp import Wrapping
+from scaling.worker.parallel.ddp import Bare
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import held_bytes
-from scaling.worker.parallel.shard import (
-    HALF,
-    TYPES,
-    reduces_of,
-    shard,
-    unit_names,
-)
+from scaling.worker.parallel.shard import HALF, TYPES, reduces_of, shard, unit_names
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
@@ -56,22 +50,16 @@ class Shards:
         groups: Mapping[int, Group],
         world_size: int,
         device: Accelerator,
-        host: bool | None = None,
     ) -> None:
-        """`host`: whether the host itself waits for collectives; None: as the back end has it."""
         self._spec, self._workload, self._device, self._n = spec, workload, device, world_size
         self._groups = groups
-        of_host = backend_of(groups[1].data, device.type) in HOST_BACKENDS
-        self._host = of_host if host is None else host
+        self._host = backend_of(groups[1].data, device.type) in HOST_BACKENDS
         self.wire_dtype = TYPES[spec.fsdp.reduce_dtype]
         self._names = unit_names(workload.module, spec.fsdp.units, workload.blocks)
         self._reduces: Any = None
         """The communicator of reduce-scatters alone, once one was made."""
-        self._bare = Wrapping(workload.module, spec.ddp, alone=groups[1].data, compiles=spec.compile)
+        self.module = Bare(workload.module, alone=groups[1].data, compiles=spec.compile).module
         self._backend = own_backend() if spec.compile else None
-
-    def module(self, use: str) -> nn.Module:
-        return self._bare.module(use)
 
     def apply(self, use: str, *, alone: bool, sync: bool = True) -> Sharded:  # noqa: ARG002
         """A sharded copy with an optimizer of its own; the one before it goes first."""

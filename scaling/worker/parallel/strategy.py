@@ -45,20 +45,16 @@ class Taken(NamedTuple):
     collectives: list[CollectiveRow] | None
     """None where the block records none."""
     waits: Sequence[Wait] = ()
-    """Where the rank waited, but for the time behind backward's compute."""
-    waits_behind: bool = True
-    """Whether it waits there too, for DDP's reducer."""
+    """Where the rank waited, but for the time behind backward's compute (Detail.waits_behind)."""
 
 
-class Edges(NamedTuple):
-    """What a step's own stamps show of its waits; tokens, or ns once they are resolved."""
-
-    broadcasts: Sequence[tuple[int, int]]
-    """Begin and end of each broadcast of buffers."""
-    behind: Sequence[tuple[int, int]]
-    """End of backward's compute and of backward, of each micro-step whose gradients are reduced behind it."""
+def resolved(waits: Sequence[Wait], resolve: Callable[[list[int]], list[int]]) -> list[Wait]:
+    """Windows with ns instead of tokens."""
+    return [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in waits]
 
 
+Behind = Sequence[tuple[int, int]]
+"""End of backward's compute and of backward, of each micro-step whose gradients are reduced behind it."""
 Take = Callable[[int], Taken]
 """Given the host time at which the step's last forward ended, returns what the step left."""
 
@@ -74,7 +70,7 @@ class Detail:
 
         `stamps`: most that are taken in a step. `waits_behind`: the rank waits behind backward's compute as well.
         """
-        self._waits, self._stamps, self._waits_behind = waits, stamps, waits_behind
+        self._waits, self._stamps, self.waits_behind = waits, stamps, waits_behind
         self.wire: list[Message] = []
         """The collectives of the step taken last, in the order of launch."""
 
@@ -94,15 +90,19 @@ class Detail:
         return contextlib.nullcontext()
 
     def _take(self, forward_end_ns: int) -> Taken:
-        rows = self._rows(forward_end_ns)
-        return Taken(rows, self._waits.take() if self._waits else (), self._waits_behind)
+        return Taken(self._rows(forward_end_ns), self._waits.take() if self._waits else ())
 
     def _rows(self, forward_end_ns: int) -> list[CollectiveRow] | None:  # noqa: ARG002
         """The step's collectives, with tokens as stamps; None: the block records none."""
         return None
 
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:  # noqa: ARG002
-        """A step's rows, as taken, with what its own stamps show."""
+    def all_of(
+        self,
+        rows: Sequence[CollectiveRow],
+        behind: Behind,  # noqa: ARG002
+        waits: Sequence[Wait],  # noqa: ARG002
+    ) -> list[CollectiveRow]:
+        """A step's rows, as taken, with what its own stamps and its waits show; all tokens, or all ns."""
         return list(rows)
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002

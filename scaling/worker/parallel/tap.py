@@ -151,14 +151,16 @@ class Tap:
         seen, self._seen = self._seen, []
         return seen
 
-    @property
-    def count(self) -> int:
-        """How many were noted and not taken."""
-        return len(self._seen)
-
-    def since(self, place: int) -> list[Seen]:
-        """Those noted since `count` was `place`."""
-        return self._seen[place:]
+    @contextlib.contextmanager
+    def within(self, unit: int, phase: int) -> Iterator[list[Seen]]:
+        """Collectives inside belong to a unit; they are in the list once it ends."""
+        before, place, inside = (self.unit, self.phase), len(self._seen), list[Seen]()
+        self.unit, self.phase = unit, phase
+        try:
+            yield inside
+        finally:
+            self.unit, self.phase = before
+            inside += self._seen[place:]
 
     def waited_for(self, result: int) -> Seen | None:
         """The latest collective with its result at this address that nobody has waited for; None: there is none."""

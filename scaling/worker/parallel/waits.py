@@ -198,3 +198,10 @@ class Waits:
             return None
         current = torch.accelerator.current_stream()
         return None if current == self._stream else current.stream_id
+
+
+class Broadcasts(Waits):
+    """DDP's broadcasts of buffers alone, where a step waits in no other call; nothing else is replaced."""
+
+    def _places(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        yield dist, "_broadcast_coalesced", functools.partial(self._timed, phase=BUFFERS)

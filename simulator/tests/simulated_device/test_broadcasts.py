@@ -32,7 +32,7 @@ def _broadcast(rank, world):
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from scaling.worker.parallel.ddp import broadcasts_stamped
+    from scaling.worker.parallel.waits import Broadcasts
     from scaling_simulator import trace
     from scaling_simulator.accelerator import SimulatedAccelerator
     from scaling_simulator.device import configure, line, set_link, sleep_us
@@ -46,15 +46,15 @@ def _broadcast(rank, world):
     inputs = torch.ones(4, 16, device=device.torch_device)
     for _ in range(2):  # DDP makes its buckets anew and tells the others, with broadcasts of its own
         ddp(inputs).sum().backward()
-    found = []
+    found, waits = [], Broadcasts(device)
     for late in LATE_US.values():
-        stamps: list[int] = []
         with device.clock.window(10), trace.recorded() as tasks:
             sleep_us(late[rank])
-            with broadcasts_stamped(device.clock.stamp, stamps):
+            with waits.on():
                 loss = ddp(inputs).sum()
             loss.backward()  # ranks meet again behind it
         (task,) = trace.of(tasks, "broadcast")
+        ((_, *stamps),) = waits.take()
         found.append((*device.clock.resolve(stamps), task.wait_ns, task.transfer_ns))
     return found
 

@@ -18,10 +18,10 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import BucketDetail
-from scaling.worker.parallel.ddp import broadcasts_stamped, bucket_bytes, sends_buffers
+from scaling.worker.parallel.ddp import bucket_bytes, sends_buffers
 from scaling.worker.parallel.groups import make_groups
-from scaling.worker.parallel.strategy import Edges
 from scaling.worker.parallel.tap import Tap
+from scaling.worker.parallel.waits import Broadcasts
 
 STEPS = 4
 LATE_S = 0.1
@@ -60,7 +60,7 @@ def observe(wrapper, inputs, rows_of):
 
 def bucket_rows(detail, take, forward_end, end):
     """The rows of a step as a block records them: none is done after backward, which waited for all."""
-    return detail.all_of(take(forward_end).collectives, Edges((), [(forward_end, end)]))
+    return detail.all_of(take(forward_end).collectives, [(forward_end, end)], ())
 
 
 def buffered(rank, group, inputs):
@@ -72,21 +72,21 @@ def buffered(rank, group, inputs):
         step(
             ddp, inputs
         )  # in the second one DDP makes its buckets anew, for which ranks wait before the broadcast
-    late: list[int] = []
+    waits, late = Broadcasts(Cpu()), []
     before = dist._broadcast_coalesced
     for _ in range(2):
         time.sleep(LATE_S * rank)
-        with broadcasts_stamped(now_ns, late):
+        with waits.on():
             step(ddp, inputs)
-    without: list[int] = []
+        late += [at for wait in waits.take() for at in (wait.begin, wait.end)]
     with ddp.no_sync():
         step(ddp, inputs)  # its forward still has the broadcast that the step before asked for
-        with broadcasts_stamped(now_ns, without):
+        with waits.on():
             step(ddp, inputs)
     return {
         "sends": [sends_buffers(ddp), sends_buffers(plain), sends_buffers(normed)],
         "late": late,
-        "without": without,
+        "without": waits.take(),
         "put_back": dist._broadcast_coalesced is before,
     }
 
