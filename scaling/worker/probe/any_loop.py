@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.guard import Guard, guarded
 from scaling.worker.parallel.strategy import Detail
-from scaling.worker.parallel.streams import one_queue
+from scaling.worker.parallel.streams import one_queue, withheld
 from scaling.worker.parallel.tap import backend_of
+from scaling.worker.parallel.torch_private import in_backward
 
 
 class Followed:
@@ -93,7 +94,13 @@ class Followed:
 
         Without any to stamp: with one work queue waits look like compute.
         """
+        if groups := self.communicators():
+            return withheld(groups, self.streams(device), device)
         return DISTURBS if len(self.members) > 1 and one_queue(device) else ""
+
+    def streams(self, device: Accelerator) -> Sequence[Any]:  # noqa: ARG002
+        """Streams that are stamped beside those of the communicators."""
+        return ()
 
     def detail(self, device: Accelerator) -> Detail:  # noqa: ARG002
         """What a detailed block records of single collectives."""
@@ -111,10 +118,6 @@ class Followed:
         """Fields of the Spec that say how it is trained over ranks. Every rank has samples of its own."""
         return {"parallel": Parallel(name=OWN, replicate=REST)}
 
-    def refused(self) -> str:
-        """Why the model cannot be followed; empty where it can."""
-        return "" if any(True for _ in self._module.parameters()) else "it has no parameters"
-
     def no_baseline(self) -> str:
         """Why `Probe.baseline` measures nothing; empty where it does."""
         return "only a DistributedDataParallel can be trained by one rank alone beside the loop"
@@ -126,8 +129,11 @@ def stages_of(model: Any) -> torch.nn.ModuleList | None:
     kind: Any = getattr(schedules, "_PipelineSchedule", ())
     if not isinstance(model, kind):
         return None
-    stages = getattr(model, "_stages", None) or [model._stage]  # noqa: SLF001
-    return torch.nn.ModuleList([stage.submod for stage in stages])
+    return torch.nn.ModuleList([stage.submod for stage in _stages(model)])
+
+
+def _stages(schedule: Any) -> list[Any]:
+    return getattr(schedule, "_stages", None) or [schedule._stage]  # noqa: SLF001
 
 
 class Scheduled(Followed):
@@ -135,8 +141,7 @@ class Scheduled(Followed):
 
     def __init__(self, stages: torch.nn.ModuleList, schedule: Any) -> None:
         super().__init__(stages)
-        first = (getattr(schedule, "_stages", None) or [schedule._stage])[0]  # noqa: SLF001
-        over = dist.get_process_group_ranks(first.group or dist.group.WORLD)
+        over = dist.get_process_group_ranks(_stages(schedule)[0].group or dist.group.WORLD)
         self._pipeline = Pipeline(schedule=type(schedule).__name__, stages_per_rank=len(stages))
         self._whole = sorted(over) == self.members
 
@@ -144,10 +149,7 @@ class Scheduled(Followed):
         """The mesh and the schedule; copies of a pipeline are a loop like any other."""
         if not self._whole:
             return super().settings()
-        return {
-            "parallel": Parallel(name=PIPELINED, replicate=1, pipeline=REST),
-            "pipeline": self._pipeline,
-        }
+        return {"parallel": Parallel(name=PIPELINED, replicate=1, pipeline=REST), "pipeline": self._pipeline}
 
 
 def _has_reducer(module: torch.nn.Module) -> bool:
@@ -186,10 +188,7 @@ class Outermost:
         return sorted(mine, key=size_of, reverse=True) if mine else self.modules
 
     def _passes(self) -> bool:
-        if torch.compiler.is_compiling():
-            return True
-        recomputed = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # in a backward
-        return recomputed or threading.get_ident() != self._thread
+        return torch.compiler.is_compiling() or in_backward() or threading.get_ident() != self._thread
 
     def _before(self, module: torch.nn.Module, _args: Any) -> None:
         if self._passes():
@@ -197,16 +196,12 @@ class Outermost:
         self._depth += 1
         if self._depth == 1 and torch.is_grad_enabled():
             with let_go():  # its `parameters` are its own, so it cannot be followed
-                if any(_trained(module)):
+                if any(parameter.requires_grad for parameter in module.parameters()):
                     self._seen[module] = None
 
     def _after(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if not self._passes():
             self._depth = max(0, self._depth - 1)
-
-
-def _trained(module: torch.nn.Module) -> Iterator[bool]:
-    return (parameter.requires_grad for parameter in module.parameters())
 
 
 def size_of(model: torch.nn.Module) -> tuple[int, int]:

@@ -61,7 +61,7 @@ class State:
         ]
         self._optimizers = [_Optimizer(optimizer) for optimizer in optimizers]
         self._stateful = [(x, copy.deepcopy(x.state_dict())) for x in others]
-        self._random = _random_state()
+        self._random = [(put, get()) for get, put in _generators()]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -76,7 +76,8 @@ class State:
             optimizer.restore()
         for thing, document in self._stateful:
             thing.load_state_dict(document)
-        _set_random_state(*self._random)
+        for put, state in self._random:
+            put(state)
 
 
 class _Optimizer:
@@ -127,22 +128,15 @@ class _Values:
         return into
 
 
-def _random_state() -> tuple[Any, Any, Any, Any]:
+def _generators() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How the state of each random generator is read and set."""
     numpy = sys.modules.get("numpy")  # a loop that does not use numpy has nothing to restore
-    return (
-        torch.get_rng_state(),
-        random_states(),
-        random.getstate(),
-        numpy.random.get_state() if numpy else None,
-    )
-
-
-def _set_random_state(host: Any, devices: Any, python: Any, numpy_state: Any) -> None:
-    torch.set_rng_state(host)
-    set_random_states(devices)
-    random.setstate(python)
-    if numpy_state is not None:
-        sys.modules["numpy"].random.set_state(numpy_state)
+    return [
+        (torch.get_rng_state, torch.set_rng_state),
+        (random_states, set_random_states),
+        (random.getstate, random.setstate),
+        *([(numpy.random.get_state, numpy.random.set_state)] if numpy else []),
+    ]
 
 
 Step = Callable[[torch.nn.Module], Any]
@@ -180,30 +174,25 @@ class Baseline:
         self._rank, self._world = session.rank, session.world
         self._control.meet("baseline/open", self._world)
         self._control.check()  # a rank that stopped waiting is counted too
-        solo = dist.new_group([members[session.rank]], use_local_synchronization=True)
+        self._solo = dist.new_group([members[session.rank]], use_local_synchronization=True)
         control = ddp.process_group
         if dist.get_backend(control) != "gloo":
             control = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-        self._solo = solo
-        self._group = Group(
-            key=self._world,
-            ranks=tuple(members),
-            control=control,
-            data=ddp.process_group,
-        )
+        self._group = Group(key=self._world, ranks=tuple(members), control=control, data=ddp.process_group)
         self._exchange = Exchange(self._device)
         self._rounds = 0
         self._number, self._arm, self._alone = 0, "", -1
 
-    def restoring(
-        self, others: Sequence[Any], step: Step, *, rounds: int, steps: int, compiled: bool
-    ) -> None:
-        """`run`, and restore whatever steps change, and the state of `others`."""
+    def run(self, others: Sequence[Any], step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
+        """Measure, and restore whatever steps change, and the state of `others`.
+
+        Aborted and TimeoutError as above, with no block running.
+        """
         state = State(self._ddp.module, self._phases.optimizers.values(), others)
         try:
             for parameter in self._ddp.parameters():
                 parameter.grad = None
-            self.run(step, rounds=rounds, steps=steps, compiled=compiled)
+            self._measure(step, rounds, steps, compiled=compiled)
         finally:
             self._phases.inside = False
             try:
@@ -212,8 +201,7 @@ class Baseline:
                 state.restore()
                 raise_from_signal(error)
 
-    def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
-        """Measure. The caller restores what steps change. Aborted and TimeoutError as above, with no block running."""
+    def _measure(self, step: Step, rounds: int, steps: int, *, compiled: bool) -> None:
         self._control.check()
         settings = Ddp(
             bucket_cap_mb=self._ddp.bucket_bytes_cap / 2**20,
@@ -272,11 +260,7 @@ class Baseline:
         clock, phases = self._device.clock, self._phases
         begins: list[int] = []
         marks, sent = [], []
-        with (
-            detail.taking() as take,
-            clock.window((steps + LEAD_IN) * 64),
-            phases.also(module),
-        ):
+        with detail.taking() as take, clock.window((steps + LEAD_IN) * 64), phases.also(module):
             for index in range(-LEAD_IN, steps):
                 if index == 0:
                     usage = Usage().__enter__()

@@ -25,7 +25,6 @@ from scaling.worker.parallel.ddp import Norms, bucket_bytes, has_own_hook, sends
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.guard import compiled as is_compiled
 from scaling.worker.parallel.strategy import Detail
-from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 from scaling.worker.parallel.torch_private import param_groups, reduces_alone, whole_bytes
 from scaling.worker.probe.any_loop import Followed, Scheduled, stages_of
@@ -58,10 +57,6 @@ class WrappedModel(Followed):
     def communicators(self) -> list[Any]:
         """DDP's own."""
         return [self.ddp.process_group]
-
-    def withheld(self, device: Accelerator) -> str:
-        """Nothing but its communicator's stream is stamped."""
-        return withheld(self.communicators(), (), device)
 
     def detail(self, device: Accelerator) -> Detail:
         """Its buckets, and where its norms wait for other ranks."""
@@ -141,9 +136,9 @@ class ShardedModel(Followed):
         """Those of the mesh's axes."""
         return list(self._over.values())
 
-    def withheld(self, device: Accelerator) -> str:
-        """The streams on which fully_shard starts its collectives are stamped."""
-        return withheld(self.communicators(), self._stamped(device).streams(), device)
+    def streams(self, device: Accelerator) -> Sequence[Any]:
+        """Those on which fully_shard starts its collectives."""
+        return self._stamped(device).streams()
 
     def _stamped(self, device: Accelerator) -> Watch:
         host = self.backend in HOST_BACKENDS
@@ -180,19 +175,15 @@ class ShardedModel(Followed):
             parallel = Parallel(name="fsdp", replicate=1, shard=-1)
         return {"parallel": parallel, "fsdp": self._fsdp}
 
-    def refused(self) -> str:
-        """Why the mesh cannot be followed, if it cannot."""
-        if self._info is None:
-            return "fully_shard found no parameters in the model"
-        if any(group.mesh_info.mesh != self._info.mesh for group in self._groups):
-            return "its units are sharded over several meshes (experts, for instance), which is not followed"
+    @property
+    def known(self) -> bool:
+        """Whether all units are sharded over one mesh of shards and copies, and no layer is divided as well."""
         if not hasattr(self._info, "shard_process_group") or self._info.mesh.ndim > 2:
-            return "its mesh has other axes than shard and replicate, which is not followed"
-        axes = self._info.mesh.ndim
+            return False
+        if any(group.mesh_info.mesh != self._info.mesh for group in self._groups):  # experts, for instance
+            return False
         tensors = (p for p in self.root.parameters() if isinstance(p, DTensor))
-        if any(p.device_mesh.ndim > axes for p in tensors):
-            return "its layers are divided over ranks as well (tensor parallel), which is not followed"
-        return ""
+        return all(p.device_mesh.ndim <= self._info.mesh.ndim for p in tensors)
 
     def no_baseline(self) -> str:
         """A baseline needs the whole model on every rank."""
@@ -249,7 +240,7 @@ def follow(model: Any) -> Followed:
         inner = model
     if isinstance(inner, torch.nn.Module) and (ddp := _only_ddp(inner)) is not None:
         return WrappedModel(ddp, model)
-    if isinstance(inner, FSDPModule) and not (sharded := ShardedModel(inner)).refused():
+    if isinstance(inner, FSDPModule) and (sharded := ShardedModel(inner)).known:
         return sharded
     if (stages := stages_of(model)) is not None:
         return Scheduled(stages, model)

@@ -112,6 +112,11 @@ class Hooked:
         others = [model for models in self._stepped.values() for model in models]
         self._forget()
         self._models = list(dict.fromkeys((*mine, *others)))
+        self._attach()
+
+    def _attach(self) -> None:
+        for calls in self._calls:
+            calls.remove()
         self._calls = [Calls(model, self._before_forward) for model in self._models]
 
     def _before_forward(self, _module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
@@ -123,18 +128,13 @@ class Hooked:
             self._probe = _Found(followed)
             self._probe._beside = beside  # noqa: SLF001
             self._probe.open()
-            for calls in self._calls:
-                calls.remove()
-            self._calls = [Calls(model, self._before_forward) for model in self._models]
-            self._last()
+            self._attach()
+            # The hook that ends a step runs behind the probe's own, which stamps the optimizer's end.
+            self._handle.remove()
+            self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
         elif self._inside is None:
             self._inside = contextlib.ExitStack()
             self._inside.enter_context(self._probe.step())
-
-    def _last(self) -> None:
-        """Let the hook that ends a step run behind the probe's own, which stamps the optimizer's end."""
-        self._handle.remove()
-        self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
 
 
 def _of_script(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scaling.records.format import AnyStepRow, RecordedBlock, StepRow
+from scaling.records.format import RecordedBlock, StepRow
 from scaling.worker.parallel.guard import tell
 
 EVERY_S = 10.0
@@ -20,11 +20,11 @@ class Live:
         self._due = time.monotonic() + EVERY_S
         self._steps: list[StepRow] = []
 
-    def add(self, steps: Sequence[AnyStepRow]) -> None:
-        """Add steps; those without phases are skipped."""
-        self._steps += [step for step in steps if isinstance(step, StepRow)]
+    def add(self, recorded: RecordedBlock) -> None:
+        """Add the steps of a block; those without phases are skipped."""
+        self._steps += _with_phases(recorded)
 
-    def say(self, number: int) -> None:
+    def between(self, _slot: int, number: int) -> None:
         """Print the line if it is due. `number`: steps so far."""
         if time.monotonic() < self._due or not self._steps:
             return
@@ -75,7 +75,7 @@ class Logged:
     def add(self, recorded: RecordedBlock) -> None:
         """Add the steps of a block without details."""
         if not recorded.block.detailed:
-            self._steps += [step for step in recorded.steps if isinstance(step, StepRow)]
+            self._steps += _with_phases(recorded)
 
     def between(self, slot: int, number: int) -> None:
         """Tell and log between two rounds. `number`: steps so far."""
@@ -117,6 +117,10 @@ class Logged:
                 self._log.add_scalar(name, value, number)
         else:
             self._log(figures)
+
+
+def _with_phases(recorded: RecordedBlock) -> list[StepRow]:
+    return [step for step in recorded.steps if isinstance(step, StepRow)]
 
 
 def _key(slot: int, rank: int) -> str:

@@ -78,12 +78,7 @@ def round_of(slot: int) -> tuple[Planned, ...]:
     for index, (arm, detailed, steps) in enumerate(order):
         blocks.append(
             Planned(
-                id=slot * len(_ARMS) + index,
-                round=slot,
-                arm=arm,
-                detailed=detailed,
-                first=first,
-                steps=steps,
+                id=slot * len(_ARMS) + index, round=slot, arm=arm, detailed=detailed, first=first, steps=steps
             )
         )
         first += steps

@@ -155,18 +155,6 @@ class Phases:
         """Whether the step has only run micro-steps so far: nothing was reduced and no optimizer stepped."""
         return self.forwards > 0 and not self.synced and not self.stepped
 
-    def _outside(self) -> None:
-        """A forward outside of any step."""
-        self.elsewhere += 1
-        self.astray += torch.is_grad_enabled()
-
-    def _count(self, args: Any, kwargs: Any) -> None:
-        """A forward with gradients of the step."""
-        self.forwards += 1
-        self.synced |= self._followed.reduces()
-        if self.looking:
-            self._look(args, kwargs)
-
     def _look(self, args: Any, kwargs: Any) -> None:
         """Note the batch size and the number format, which the model itself cannot tell."""
         self.samples += samples_of(args, kwargs)
@@ -202,16 +190,19 @@ class Phases:
         if self._calls > 1:
             return
         if not self.inside:
-            self._outside()
+            self.elsewhere += 1
+            self.astray += torch.is_grad_enabled()
             return
         if self._marking:
             another = self._last not in (0, id(module))
             self.marks.append((NEXT_MODEL if another else FORWARD, self._stamp()))
             self._last = id(module)
         if torch.is_grad_enabled() and id(module) not in self._beside:
+            self.forwards += 1
+            self.synced |= self._followed.reduces()
             if self.looking:
                 self._fetches.before_forward(args, kwargs)
-            self._count(args, kwargs)
+                self._look(args, kwargs)
 
     def _before_inner(self, _module: Any, _args: Any, _kwargs: Any) -> None:
         """An evaluation between two steps may call what the wrapper holds."""

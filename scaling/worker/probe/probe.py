@@ -30,9 +30,8 @@ from scaling.worker.parallel.guard import Unseen, tell, words
 from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.baseline import Step
 from scaling.worker.probe.follow import follow
-from scaling.worker.probe.live import Live, Log
-from scaling.worker.probe.recording import Options, Recording
-from scaling.worker.probe.steps import NAME_MAX, StepContext, as_count
+from scaling.worker.probe.live import Log
+from scaling.worker.probe.recording import NAME_MAX, Options, Recording, as_count
 
 SWITCH = "SCALING_PROBE"
 RUN_DIR = "SCALING_RUN_DIR"
@@ -66,6 +65,34 @@ def _quiet(method: Method) -> Method:
             return {"__enter__": self, "pause": _NOTHING}.get(method.__name__)
 
     return cast("Method", call)
+
+
+class StepContext:
+    """What step() returns each time, so that entering it makes no object; and phase(). `failed` is told of errors."""
+
+    def __init__(
+        self, enter: Callable[[], None], leave: Callable[[bool], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self._enter, self._leave, self._failed = enter, leave, failed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return contextlib.nullcontext, ()
+
+    def __enter__(self) -> None:
+        try:
+            with Unseen():
+                self._enter()
+        except Exception as error:  # noqa: BLE001  # the training does not depend on it
+            self._failed(error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with Unseen():
+                self._leave(kind is not None)
+        except Exception as failure:  # noqa: BLE001  # the training does not depend on it
+            self._failed(failure)
 
 
 class Probe:
@@ -122,9 +149,8 @@ class Probe:
                 run_dir=None if given is None else Path(given),
                 name=None if name is None else one_line(str(name))[:NAME_MAX],
                 batch=None if batch is None else as_count(batch),
-                live=Live() if live else None,
+                live=live,
                 log=log,
-                never_entered=self._never_entered,
             )
             self._step = StepContext(self._enter, self._leave, self._end_by)
             self._wanted = True
@@ -196,7 +222,7 @@ class Probe:
         try:
             if recording := self._active:
                 with Unseen():
-                    last = recording.end(error)
+                    last = recording.end(error, self._never_entered)
         finally:
             self._stop()
         if last:
@@ -210,12 +236,10 @@ class Probe:
     def step(self) -> contextlib.AbstractContextManager[Any]:
         """Put this around one training step, from the forward to the optimizer, or around each micro-step."""
         if self._outermost is not None:
-            try:
-                self._look(self._outermost)
-            except Exception as error:  # noqa: BLE001  # the training does not depend on it
-                self._end_by(error)
+            self._look(self._outermost)
         return self._step if self._on else _NOTHING
 
+    @_quiet
     def _look(self, outermost: Outermost) -> None:
         """Follow what was called in the first two steps, on every rank from the third one on."""
         self._looked += 1
@@ -241,7 +265,7 @@ class Probe:
         lengths, with which attention grows.
         """
         if recording := self._active:
-            recording.steps.tokens(count, squared)
+            recording.tokens(count, squared)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Put this around a part of a step, such as its rollout, for a time, waits and a late rank of its own.
@@ -252,11 +276,11 @@ class Probe:
 
     def _enter_phase(self, name: Any) -> None:
         if recording := self._active:
-            recording.steps.enter_phase(name)
+            recording.enter_phase(name)
 
     def _leave_phase(self, _failed: bool) -> None:
         if recording := self._active:
-            recording.steps.leave_phase()
+            recording.leave_phase()
 
     @_quiet
     def pause(self, name: str) -> contextlib.AbstractContextManager[Any]:
@@ -266,7 +290,7 @@ class Probe:
         """
         if not (recording := self._active):
             return _NOTHING
-        pauses, stack = recording.steps.pauses, contextlib.ExitStack()
+        pauses, stack = recording.pauses, contextlib.ExitStack()
         kind = one_line(str(name))[:NAME_MAX]
         return StepContext(
             lambda: stack.enter_context(pauses.named(kind)), lambda _failed: stack.close(), self._end_by
@@ -276,7 +300,7 @@ class Probe:
     def _lap(self, kind: str) -> None:
         """Say that all since the last step or lap was of that kind, where a framework tells only when it ends."""
         if recording := self._active:
-            recording.steps.pauses.lap(kind)
+            recording.pauses.lap(kind)
 
     @_quiet
     def baseline(self, step: Step, *, rounds: int = 5, steps: int = 4, restore: Sequence[Any] = ()) -> None:
@@ -296,11 +320,11 @@ class Probe:
 
     def _enter(self) -> None:
         if recording := self._active:
-            recording.steps.enter()
+            recording.enter()
 
     def _leave(self, failed: bool) -> None:
         if recording := self._active:
-            recording.steps.leave(failed=failed)
+            recording.leave(failed=failed)
         elif self._failed:  # in a hook
             self._stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import ScalingError, let_go, raise_from_signal
+from scaling.plain import one_line
 from scaling.records.format import BASELINE, RecordedBlock
 from scaling.settings.topology import CPU
+from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.devices import device_of
 from scaling.worker.parallel.guard import Guard, words
 from scaling.worker.parallel.streams import find
@@ -28,15 +31,35 @@ from scaling.worker.probe.live import Live, Log, Logged
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.pauses import Pauses, retries_of
 from scaling.worker.probe.phases import Phases
-from scaling.worker.probe.steps import Steps
 from scaling.worker.probe.track import Track
 from scaling.worker.session.control import Aborted, Control
 from scaling.worker.session.progress import sampling
 from scaling.worker.session.session import Session
 
+NAME_MAX = 200
+"""Characters of a name in reports: of a model, a pause or a phase."""
+MOST = 2**48
+"""A rank's step has fewer; a larger number is a mistake, and might not fit into the records."""
+ASTRAY = 8
+"""The probe says so after this many forwards with gradients outside of any step."""
 PATIENCE = timedelta(seconds=300)
 """Longest time that a rank waits for another in a baseline. Compiling, or a few steps of one rank alone, may take
 minutes. Peers that went on training instead wait in their next collective meanwhile (agreement.patience)."""
+
+
+def as_count(given: Any) -> int:
+    """A number of tokens. ValueError with the reason where it is none; never waits for a device."""
+    if isinstance(given, torch.Tensor) and given.device.type != "cpu":
+        raise ValueError(
+            f"the number is on {given.device}, and the host would wait for it; count before the batch goes there"
+        )
+    try:
+        count = operator.index(given)
+    except TypeError:
+        raise ValueError(f"a whole number is expected, not {type(given).__name__}") from None
+    if not 0 <= count < MOST:
+        raise ValueError(f"a number from 0 to 2^48 is expected, not {count}")
+    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +69,18 @@ class Options:
     run_dir: Path | None
     name: str | None
     batch: int | None
-    live: Live | None
+    live: bool
     log: Log | None
-    never_entered: str
-    """What to say where no step was."""
 
 
 class Recording:
     """The records of one model's training on this rank."""
 
-    _session: Session | None = None
+    _session: Session
     _baseline: Baseline | None = None
+    _depth = 0
+    _aside = False
+    """Whether the loop's step is run for a baseline now, whose tokens nobody asks for."""
 
     def __init__(
         self,
@@ -76,12 +100,11 @@ class Recording:
 
     def begin(self, options: Options) -> None:
         """Agree with the other ranks and begin to record. ScalingError where the model is not followed."""
-        self._never_entered = options.never_entered
         followed = self._followed = follow(self._model)
-        several = len({parameter.device for parameter in followed.root.parameters()}) > 1
-        refused = "it spans several devices, each with a clock of its own" if several else followed.refused()
-        if refused:
-            raise ScalingError(f"the model is not followed: {refused}")
+        devices = {parameter.device for parameter in followed.root.parameters()}
+        if len(devices) != 1:
+            several = "it spans several devices, each with a clock of its own"
+            raise ScalingError(f"the model is not followed: {several if devices else 'it has no parameters'}")
         agreement = self._agreement = Agreement(followed.members, patience(followed.communicators()))
         folder = agreement.folder(options.run_dir)
         clocks = Clocks(agreement)
@@ -112,37 +135,97 @@ class Recording:
             self._phases,
             lambda: followed.detail(device),
             device,
-            self._record,
+            self.record,
             self._withheld,
             reduces_behind=followed.reduces_behind,
         )
+        self._track.between = self._between
         self._undo.append(self._track.drop)
         self._file = LoopFile(
-            followed,
-            self._session,
-            agreement,
-            clocks,
-            self._phases,
-            batch=options.batch,
-            name=options.name,
+            followed, self._session, agreement, clocks, self._phases, batch=options.batch, name=options.name
         )
         self._undo.append(self._file.close)
-        pauses = Pauses(self._file.pause, retries_of(device.torch_device))
+        pauses = self.pauses = Pauses(self._file.pause, retries_of(device.torch_device))
         self._undo.append(lambda: pauses.close(self._track.steps))
-        self.steps = Steps(
-            self._phases,
-            self._track,
-            self._file,
-            pauses=pauses,
-            live=options.live if agreement.rank == 0 else None,  # elsewhere steps would only pile up
-            logged=None
-            if options.log is None
-            else Logged(options.log, agreement.store, agreement.rank, agreement.world),
-            say=self._say,
-        )
+        self._told: list[Live | Logged] = [Live()] if options.live and not agreement.rank else []
+        if options.log is not None:
+            self._told.append(Logged(options.log, agreement.store, agreement.rank, agreement.world))
 
-    def _record(self, recorded: RecordedBlock) -> None:
-        self.steps.record(recorded)
+    @property
+    def inside(self) -> bool:
+        """Whether the loop is in a step now."""
+        return self._depth > 0
+
+    def enter(self) -> None:
+        """Begin a step, or go on with one that has run only micro-steps so far."""
+        self._depth += 1
+        if self._depth > 1:
+            self._say("step() inside step(): the inner one is left out; a step is one optimizer step")
+        elif self._phases.unfinished:
+            self._phases.inside = True
+        else:
+            self._track.begin(paused=self._paused())
+
+    def leave(self, *, failed: bool) -> None:
+        """End the step, unless it has only run micro-steps."""
+        self._depth -= 1
+        if self._depth:
+            return
+        phases = self._phases
+        phases.inside = False
+        if failed or not phases.unfinished:
+            if phases.looking:
+                self._file.sample(phases.samples)
+            self.pauses.end(self._track.steps, now_ns())
+            self._track.end(failed=failed)
+            self.pauses.since(now_ns())
+
+    def tokens(self, given: Any, squared: Any = 0) -> None:
+        """So many tokens more in the step that runs; what is no such number is said once and left out."""
+        if self._aside:
+            return
+        if not self.inside:
+            self._say("tokens() is called inside step(); what is told outside of it is left out")
+            return
+        try:
+            self._phases.add_tokens(as_count(given), as_count(squared))
+        except ValueError as error:
+            self._say(f"tokens() is left out: {error}")
+
+    def enter_phase(self, name: Any) -> None:
+        """Begin a named phase of the step that runs. What cannot be one is said once and left out."""
+        text = one_line(name)[:NAME_MAX] if isinstance(name, str) else ""
+        why = "" if self._aside else self._phases.enter_named(text)
+        if why:
+            self._say(f"phase() is left out: {why}")
+
+    def leave_phase(self) -> None:
+        """Leave it."""
+        self._phases.leave_named()
+
+    def _paused(self) -> bool:
+        """Whether the loop did something else since the last step: another forward, or a far longer gap than usual."""
+        phases = self._phases
+        if phases.astray >= ASTRAY and self._track.steps:
+            self._say(
+                "the model trains outside of step(): put `with probe.step():` around every training step"
+            )
+        return self.pauses.begin(elsewhere=phases.elsewhere > 0)
+
+    def _between(self, slot: int) -> None:
+        """Compare clocks and report, between two rounds."""
+        self._file.look(slot)
+        for each in self._told:
+            each.between(slot, self._track.steps)
+        if unseen := self._track.unseen():
+            self._say(unseen)
+
+    def record(self, recorded: RecordedBlock) -> None:
+        """Write a whole block."""
+        self._file.steps = self._track.steps
+        self._file.block(recorded)
+        for each in self._told:
+            each.add(recorded)
 
     def _withheld(self) -> str:
         """Followed.withheld for all ranks alike: streams of one may share a queue, and those of another may not.
@@ -151,23 +234,26 @@ class Recording:
         """
         followed, session = self._followed, self._session
         why = followed.withheld(self._device)
-        if session is None or followed.backend in HOST_BACKENDS or not followed.communicators():
+        if followed.backend in HOST_BACKENDS or not followed.communicators():
             return why
         return str(session.control.judge("withheld", why, session.rank, session.world, max))
 
-    def end(self, error: BaseException | None) -> str:
-        """Record whole blocks and how the loop ended. Returns where the run is; empty where no step has ended."""
-        if not self.steps.inside and self._track.steps == 0:
+    def end(self, error: BaseException | None, never_entered: str) -> str:
+        """Record whole blocks and how the loop ended. Returns where the run is; empty where no step has ended.
+
+        `never_entered`: what to say where no step was.
+        """
+        if not self.inside and self._track.steps == 0:
             only_micro = (
                 "no optimizer stepped inside step(), and nothing was reduced: a step is one optimizer step"
             )
-            self._say(only_micro if self._phases.unfinished else self._never_entered)
+            self._say(only_micro if self._phases.unfinished else never_entered)
         fine = error is None and getattr(sys, "last_value", None) is None
         if fine or self._device.torch_device.type == "cpu":
             self._track.stop()
         else:  # the device may have failed, or wait for peers that never come, so do not wait for it
             self._track.abandon()
-        self.steps.pauses.close(self._track.steps)
+        self.pauses.close(self._track.steps)
         self._file.end(error, self._track.steps)
         return self._file.where(self._track.steps, self.run_dir) if self._track.steps else ""
 
@@ -177,23 +263,22 @@ class Recording:
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks not to wait for this one in a baseline, now or later."""
-        with let_go():  # where the store is gone no rank waits
-            if self._session is not None:
-                self._session.control.abort({"rank": self._session.rank, "message": words(error)})
+        with let_go():  # where there is no session yet, or the store is gone, no rank waits
+            self._session.control.abort({"rank": self._session.rank, "message": words(error)})
 
     def baseline(self, step: Step, rounds: int, steps: int, restore: Sequence[Any]) -> str:
         """Measure the arms that the loop does not run itself (Probe.baseline). Returns why not, or an empty text."""
         why = self._followed.no_baseline()
         if why:
             return why
-        if not self._file.begun or self.steps.inside:
+        if not self._file.begun or self.inside:
             return "it is called between steps, after the first few"
         self._phases.elsewhere += 1  # the gap before the next step is not input
         self._track.begin(paused=True)
         self._phases.inside = False
-        self.steps.aside = True
+        self._aside = True
         try:
-            with self.steps.pauses.named(BASELINE):
+            with self.pauses.named(BASELINE):
                 self._measure(step, rounds, steps, restore)
         except SharedStepError as error:  # on every rank
             why = f"{error}; the training goes on"
@@ -202,7 +287,7 @@ class Recording:
             self.abort(error)
             why = f"{why_not(error)}; the training goes on"
         finally:
-            self.steps.aside = False
+            self._aside = False
         self._phases.elsewhere += 1
         return why
 
@@ -210,8 +295,7 @@ class Recording:
         ddp, session = self._followed.root, self._session
         # of others no_baseline says why not
         assert isinstance(ddp, DistributedDataParallel)
-        assert session is not None
         members = self._agreement.members
-        self._baseline = self._baseline or Baseline(ddp, session, members, self._phases, self.steps.record)
+        self._baseline = self._baseline or Baseline(ddp, session, members, self._phases, self.record)
         compiled = self._model is not ddp
-        self._baseline.restoring(restore, step, rounds=rounds, steps=steps, compiled=compiled)
+        self._baseline.run(restore, step, rounds=rounds, steps=steps, compiled=compiled)

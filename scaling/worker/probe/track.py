@@ -16,7 +16,7 @@ from scaling.settings.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
-from scaling.worker.parallel.strategy import BUFFERS, Detail, Edges, Take, Taken, Wait
+from scaling.worker.parallel.strategy import Detail, Take, Taken, Wait, resolved
 from scaling.worker.parallel.waits import Waits
 from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
 from scaling.worker.probe.marks import Marks, behind, named_times, step_row
@@ -234,7 +234,7 @@ class Track:
                 steps.append(PlainRow(begin, end))
                 continue
             marks = [(kind, at) for (kind, _), at in zip(row.marks, times, strict=True)]
-            waits = [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in row.waits]
+            waits = resolved(row.waits, resolve)
             behind_it = self._reduces_behind
             step = step_row(begin, marks, end, waits, waits_behind=behind_it) if all(times) else None
             if step is None:
@@ -249,8 +249,7 @@ class Track:
             if planned.detailed and not self._withheld:
                 done = [resolve_collective(self._clock, call) for call in row.collectives]
                 rows = [call._replace(done_ns=_done(call, step)) for call in done]
-                buffers = [(wait.begin, wait.end) for wait in waits if wait.phase == BUFFERS]
-                collectives.append(block.detail.all_of(rows, Edges(buffers, behind(marks))))
+                collectives.append(block.detail.all_of(rows, behind(marks), waits))
         record = BlockRecord(
             id=planned.id,
             round=planned.round,

@@ -181,7 +181,7 @@ def compare(overrides, rank, groups, truth):
         with detail.taking() as take:
             begin = now_ns()
             work.loss(made.module(batches(rank)[0][0]), None).backward()
-            rows, waits, _ = take(0)
+            rows, waits = take(0)
             end = now_ns()
         made_by_torch = request.spec.parallel.mesh(WORLD).made_by_torch(rank, request.spec.fsdp)
         ranks = {key: group.ranks for key, group in groups.items()} | made_by_torch

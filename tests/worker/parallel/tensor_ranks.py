@@ -205,7 +205,7 @@ def compare(name, overrides, rank, world, groups, way=""):
                 with autocast():
                     loss = work.loss(ours.module(inputs), targets)
                 loss.backward()
-            rows, waits, _ = take(0)
+            rows, waits = take(0)
     found["rows"] = [[KINDS[r.kind], PHASES[r.phase], r.unit, r.bytes, r.group] for r in rows]
     found["keys"] = degrees.keys()
     found["units"] = ours.units

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scaling.worker.probe.steps import as_count
+from scaling.worker.probe.recording import as_count
 
 
 @pytest.mark.parametrize("given", [512, np.int64(512), torch.tensor(512), torch.tensor([512])])
