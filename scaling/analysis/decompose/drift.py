@@ -92,7 +92,9 @@ def _apart(own_ns: Floats) -> Floats:
 
 
 def changed(series: Floats, at: int) -> list[int]:
-    """The columns that surely change at a round by more than FLOOR of the step; of ranks, all one way.
+    """The columns that surely change at a round by more than FLOOR of the step.
+
+    Ranks that change by less than half as much as the one that changes most are left out: to wait longer slows them.
 
     `series`: the step, the waits, each rank's own time, and that apart from the others'. A rank has changed if its own
     time surely has, or if it surely has apart from the others and it is not they who have. Ranks come before the waits,
@@ -108,7 +110,7 @@ def changed(series: Floats, at: int) -> list[int]:
         if sure[column] or (sure[apart] and mores[column].value / mores[apart].value > 1 / 2)
     ]
     most = max((mores[column].value for column in late), key=abs, default=0.0)
-    one_way = [column for column in late if mores[column].value * most > 0]
+    one_way = [column for column in late if mores[column].value / most > 1 / 2]
     return one_way or [column for column in (1, 0) if any(sure[column : column + 1])][:1]
 
 
