@@ -22,6 +22,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from scaling.analysis.decompose.quantities import ELSEWHERE, WAIT, Key, TrialRecords
+from scaling.analysis.results.verdicts import NOTABLE
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_order
 from scaling.settings.schedule import PROBE
@@ -56,6 +57,20 @@ def queue_waits(steps: Frame) -> Frame:
         backward_wait_ns=pl.col("backward_wait_ns") + beyond(_COMPUTED),
         optimizer_wait_ns=pl.col("optimizer_wait_ns") + beyond(behind),
     )
+
+
+def waits_look_like_compute(steps: Frame, n: int) -> bool:
+    """Whether ranks take equally long by themselves only because of what `queue_waits` takes for waiting.
+
+    Nobody may have seen whether a collective's stream shares the work queue of the kernels that compute. Where it does,
+    who waits for a late rank computes for longer in backward by just as much as that rank is late elsewhere.
+    """
+    seen, without = read_light(steps, n), read_light(queue_waits(steps), n)
+    if seen is None or without is None:
+        return False
+    apart = [np.ptp(np.median(np.concatenate([*light.own_ns.values()]), axis=0)) for light in (seen, without)]
+    step = float(np.median(np.concatenate([*seen.own_ns.values()])))
+    return bool(apart[0] < apart[1] / 2 and apart[1] > NOTABLE * step)
 
 
 SLOW, FEW, STEPS_MIN = 3.0, 0.1, 10

@@ -13,7 +13,7 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.imbalance import read_tokens
-from scaling.analysis.decompose.light import queue_waits, read_light
+from scaling.analysis.decompose.light import queue_waits, read_light, waits_look_like_compute
 from scaling.analysis.decompose.named import read_named
 from scaling.analysis.decompose.own_loop import usable
 from scaling.analysis.decompose.quantities import (
@@ -87,7 +87,7 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     together = first & (pl.col("arm") != BARE_ONE)
     mesh, shards = plan.spec.parallel.mesh(n), None
     steps = tables.steps.filter(together & pl.col("arm").is_in(STEP_ARMS))
-    if DISTURBS in withheld(tables, n):
+    if DISTURBS in withheld(tables, n) or (_unproved(tables, plan, n) and waits_look_like_compute(steps, n)):
         steps = queue_waits(steps)
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
@@ -152,6 +152,14 @@ def withheld(tables: Tables, n: int) -> tuple[str, ...]:
     """Why ranks recorded no collectives though they were to (BlockRecord.withheld); empty where they did."""
     why = tables.blocks.filter((pl.col("world_size") == n) & (pl.col("withheld") != "")).select("withheld")
     return tuple(sorted(in_memory(why.unique())["withheld"]))
+
+
+def _unproved(tables: Tables, plan: Plan, n: int) -> bool:
+    """Whether nobody looked if the collectives of a device share a work queue with its kernels: none was stamped."""
+    if n == 1 or not plan.spec.topology.on_device:
+        return False
+    stamped = tables.buckets.filter((pl.col("world_size") == n) & (pl.col("arm") == PROBE)).head(1)
+    return in_memory(stamped).is_empty()
 
 
 def _host_ns(tables: Tables, n: int) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.tables import unchecked
 
+from scaling.cli.pipeline import rebuild
 from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from simulated_device import ranks
@@ -145,6 +146,60 @@ def test_no_rank_of_a_loop_stamps_what_disturbs_one_of_them(tmp_path):
         (1, "disturbs"),
     ]
     assert not any(blocks["detailed"])
+
+
+def by_hand(rank, world, folder, hooked, shared):
+    """A loop that reduces its own gradients, late on rank 1, whose communicator may share the queue that computes."""
+    import torch
+    import torch.distributed as dist
+
+    from scaling import Probe
+    from scaling_simulator.device import configure, line, set_cost, set_link, sleep_us
+
+    configure(launch_us=2, math=False, connections=8)
+    set_link(line(20, 2.0))
+    set_cost(700, "aten::mm", "aten::addmm")
+    net = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(8)]).to("sim")
+    torch.ones(1, device="sim").add_(1)
+    for _ in range(
+        7 if shared else 8
+    ):  # each takes the next queue, and the communicator's the one behind them
+        with torch.Stream("sim"):
+            torch.ones(1, device="sim").add_(1)
+    dist.all_reduce(torch.ones(1, device="sim"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    inputs, works = torch.ones(16, 512), []
+    if hooked:
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: works.append(dist.all_reduce(p.grad, async_op=True))
+            )
+    with Probe(net, run_dir=folder) as probe:
+        for _ in range(95):
+            with probe.step():
+                here = inputs.to("sim")
+                if rank == 1:
+                    sleep_us(LATE_US)
+                net(here).square().mean().backward()
+                if not hooked:
+                    works.extend(dist.all_reduce(p.grad, async_op=True) for p in net.parameters())
+                for work in works:
+                    work.wait()
+                works.clear()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_who_waits_in_the_queue_that_computes_hides_no_late_rank(tmp_path, hooked, shared):
+    ranks.run(by_hand, 2, folder=str(tmp_path / "run"), hooked=hooked, shared=shared)
+    analysis = rebuild(RunFolder(tmp_path / "run")).analysis
+    late = analysis.points[0].straggler
+    assert (late.rank, late.phase) == (1, "input")
+    assert late.cost_ms.value == pytest.approx(LATE_US / 1e3, rel=0.02)
+    assert analysis.verdicts[0].cause == "straggler"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.light import lead, queue_waits, read_light
+from scaling.analysis.decompose.light import lead, queue_waits, read_light, waits_look_like_compute
 
 MS = 10**6
 WAITS = ("earlier", "buffer", "forward", "backward", "input", "optimizer", "host")
@@ -56,6 +56,24 @@ def test_in_one_queue_what_a_rank_takes_longer_from_backward_on_counts_as_waitin
     light = read_light(queue_waits(pl.DataFrame([held, late]).lazy()), 2)
     assert (light.own_ns[0, 3] / MS).tolist() == [[100 - 25 - 15 - 1, 99]]
     assert light.alike[0, 3] == MS
+
+
+@pytest.mark.parametrize(
+    ("first", "late", "hidden"),
+    [
+        (
+            {"backward": 55},
+            {"input": 20, "backward": 35},
+            True,
+        ),  # equal, and each is longer where the other is not
+        ({"backward": 35, "sync_end": 70}, {"input": 20, "backward": 35}, False),  # a wait that was seen
+        ({"backward": 35, "sync_end": 70}, {"backward": 55}, False),  # late in backward itself
+        ({"backward": 35}, {"backward": 35}, False),
+    ],
+)
+def test_equal_ranks_may_hide_a_late_one_where_waits_look_like_compute(first, late, hidden):
+    rows = [step(0, **{"sync_end": 51} | first), step(1, **{"sync_end": 51} | late)]
+    assert waits_look_like_compute(pl.DataFrame(rows).lazy(), 2) is hidden
 
 
 def test_where_no_wait_was_stamped_there_is_nothing_to_tell():
