@@ -26,7 +26,6 @@ FACTS: dict[str, tuple[Callable[[Facts], Value], float]] = {
     "name": (lambda gpu: gpu["name"], 0),
     "uuid": (lambda gpu: gpu["uuid"], 0),
     "driver_version": (lambda gpu: gpu["driver"], 0),
-    "memory.total": (lambda gpu: _scaled(gpu["memory_bytes"], MIB), 1),
     "power.limit": (lambda gpu: _scaled(gpu["power_limit_mw"], 1000), 1),
     "clocks.max.sm": (lambda gpu: gpu["sm_max_mhz"], 0),
     "pcie.link.gen.max": (lambda gpu: gpu["pcie_max_generation"], 0),

@@ -50,7 +50,6 @@ ANSWERS = {
     "name": "Fake H100",
     "uuid": "GPU-0000-0000",
     "driver_version": "570.86.15",
-    "memory.total": "81920",
     "power.limit": "700.00",
     "clocks.max.sm": "1980",
     "pcie.link.gen.max": "5",
