@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,14 @@ ROOT = Path(scaling.__file__).parents[1]
 TIMEOUT_S = 300
 
 
+def free_address() -> str:
+    """An `init_method` without a file, for ranks that through one sometimes never connect (torch 2.13)."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
 def run_ranks(
-    script: Path, count: int, store: Path, *arguments: object, timeout_s: float = TIMEOUT_S
+    script: Path, count: int, store: Path | str, *arguments: object, timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
     """`script RANK STORE ARGUMENTS...` on `count` ranks. Returns each rank's last line, which has to be JSON."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

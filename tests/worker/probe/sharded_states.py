@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from scaling import Probe
 
 rank, store, folder = int(sys.argv[1]), *sys.argv[2:]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
 
 
 def trained(probed):
