@@ -26,7 +26,7 @@ from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.tables import Tables
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.probe import follow
+from scaling.worker.probe import any_loop
 
 LATE_MS = 20.0
 PRODUCT_US, LATENCY_US, GB_S = 700, 20, 2.0
@@ -144,9 +144,13 @@ def _old_stamps() -> Iterator[None]:
     with (
         patch.object(Tap, "_stamp_end", end),
         patch.object(Tap, "_stamp_start", lambda *_: None),
-        patch.object(follow, "withheld", lambda *_: ""),
+        patch.object(any_loop, "withheld", lambda *_: ""),
     ):
         yield
+
+
+def _whole(_tables: Tables) -> None:
+    """Rows are looked at when all are read."""
 
 
 def cell(
@@ -170,7 +174,7 @@ def cell(
     processes.run(loop, world, folder=str(folder), **more)
     run = RunFolder(folder)
     built = rebuild(run)
-    tables = collect(run, built.plan)
+    tables, _ = collect(run, built.plan, _whole)
     own_ms = {True: (), False: ()} | _own_ms(tables)
     blocks = in_memory(tables.blocks)
     plain = blocks.filter(pl.col("arm") == "plain").select(
