@@ -13,6 +13,7 @@ from scaling.records.format import (
     MemoryRecord,
     PlainRow,
     RecordedBlock,
+    StepRow,
 )
 from scaling.settings import schedule as sweeping
 from scaling.settings.run import COLLECTIVES
@@ -37,7 +38,7 @@ from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.measure.settings import Opened
 from scaling.worker.measure.step import behind, step_row
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import Detail, Taken, resolved
+from scaling.worker.parallel.strategy import Detail, Taken, done_in_time, resolved
 
 LEAD_IN_BYTES = 2**16
 """A message of this size runs unrecorded before a sweep or pairs: the first one after a pause is slow."""
@@ -148,8 +149,12 @@ class BlockRunner:
             make_cpu_ns=making[1],
             **usage.fields(),
         )
-        resolved = [[resolve_collective(self._device.clock, row) for row in step] for step in collectives]
-        self._recorder.block(RecordedBlock(block=record, steps=done, collectives=resolved))
+        rows = [[resolve_collective(self._device.clock, row) for row in step] for step in collectives]
+        rows = [
+            [done_in_time(row, step) for row in each] if isinstance(step, StepRow) else each
+            for each, step in zip(rows, done, strict=False)
+        ]
+        self._recorder.block(RecordedBlock(block=record, steps=done, collectives=rows))
         return (done[-1].end_ns - done[0].begin_ns) / len(done)
 
     def _steps(

@@ -143,7 +143,6 @@ class BucketDetail(Detail):
         self, rows: Sequence[CollectiveRow], behind: Behind, waits: Sequence[Wait]
     ) -> list[CollectiveRow]:
         """The rows with the broadcasts of buffers; where layers wait, with where the rank waits for its buckets."""
-        rows = _done_by(rows, behind)
         size, first = self._buffers_bytes, len(rows)
         sent = [
             CollectiveRow(first + k, _BROADCAST, self._key, size, 0, wait.begin, wait.end, phase=FORWARD)
@@ -199,15 +198,6 @@ def _in_order(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
 
 def _kind_and_elements(call: Seen) -> tuple[int, int]:
     return call.kind, call.bytes // call.dtype.itemsize
-
-
-def _done_by(rows: Sequence[CollectiveRow], behind: Behind) -> list[CollectiveRow]:
-    """The rows, done with backward at the latest: torch wakes who waits for a collective before it calls back."""
-    latest = max((whole for _, whole in behind), default=0)
-    return [
-        row._replace(done_ns=latest) if row.phase != _OTHER and 0 < latest < row.done_ns else row
-        for row in rows
-    ]
 
 
 def _by_bucket(rows: Sequence[CollectiveRow], ready: Sequence[int]) -> Iterator[CollectiveRow]:

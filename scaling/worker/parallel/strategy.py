@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from scaling.records.format import CollectiveRow
+from scaling.records.format import CollectiveRow, StepRow
 from scaling.settings.schedule import PHASES, Message
 from scaling.worker.parallel.torch_private import in_backward
 
@@ -51,6 +51,17 @@ class Taken(NamedTuple):
 def resolved(waits: Sequence[Wait], resolve: Callable[[list[int]], list[int]]) -> list[Wait]:
     """Windows with ns instead of tokens."""
     return [Wait(wait.phase, *resolve([wait.begin, wait.end])) for wait in waits]
+
+
+def done_in_time(row: CollectiveRow, step: StepRow) -> CollectiveRow:
+    """A row, ns, done with backward at the latest if it is of forward or backward, else with the step; 0: not known.
+
+    Torch wakes who waits for a collective before it calls back, so a host's stamp of the end may come too late.
+    """
+    latest = step.sync_end_ns if row.phase in (FORWARD, BACKWARD) else step.end_ns
+    return (
+        row if row.done_ns <= latest else row._replace(done_ns=latest, resume_ns=min(row.resume_ns, latest))
+    )
 
 
 Behind = Sequence[tuple[int, int]]

@@ -11,12 +11,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock, StepRow
-from scaling.settings.schedule import PHASES
+from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
-from scaling.worker.parallel.strategy import Detail, Take, Taken, Wait, resolved
+from scaling.worker.parallel.strategy import Detail, Take, Taken, Wait, done_in_time, resolved
 from scaling.worker.parallel.waits import Waits
 from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
 from scaling.worker.probe.marks import Marks, behind, named_times, step_row
@@ -247,9 +246,10 @@ class Track:
                 ns, wait_ns = map(sum, zip(spent, named.get(name, (0, 0)), strict=True))
                 named[name] = (ns, wait_ns)
             if planned.detailed and not self._withheld:
-                done = [resolve_collective(self._clock, call) for call in row.collectives]
-                rows = [call._replace(done_ns=_done(call, step)) for call in done]
-                collectives.append(block.detail.all_of(rows, behind(marks), waits))
+                calls = [resolve_collective(self._clock, call) for call in row.collectives]
+                calls = [call if call.done_ns else call._replace(done_ns=step.end_ns) for call in calls]
+                calls = [done_in_time(call, step) for call in calls]
+                collectives.append(block.detail.all_of(calls, behind(marks), waits))
         record = BlockRecord(
             id=planned.id,
             round=planned.round,
@@ -267,12 +267,6 @@ class Track:
             **(block.waits.claims.traffic()._asdict() if planned.stamped else {}),
         )
         return RecordedBlock(block=record, steps=steps, collectives=collectives)
-
-
-def _done(row: CollectiveRow, step: StepRow) -> int:
-    """When a collective ended. A model's own ends with its backward at the latest, others with the step."""
-    latest = step.end_ns if PHASES[row.phase] == "other" else step.sync_end_ns
-    return min(row.done_ns or latest, latest)
 
 
 def _nothing(_forward_end_ns: int) -> Taken:

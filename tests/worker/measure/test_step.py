@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from scaling.records.format import CollectiveRow, StepRow
 from scaling.settings.run import Inject
+from scaling.settings.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.step import Loop, behind, step_row
-from scaling.worker.parallel.strategy import BACKWARD, BUFFERS, FORWARD, Wait
+from scaling.worker.parallel.strategy import BACKWARD, BUFFERS, FORWARD, Wait, done_in_time
 from scaling.worker.parallel.torch_private import ENGINE
 
 MS = 1_000_000
@@ -125,6 +127,34 @@ def test_the_broadcasts_of_buffers_are_summed_and_the_last_one_keeps_its_stamps(
     assert (fields["buffer_begin_ns"], fields["buffer_end_ns"]) == (1132, 1142)
     first = named(stamps, waits[:1])  # with no_sync, the second micro-step broadcasts nothing
     assert first["buffer_begin_ns"] == 131
+
+
+@pytest.mark.parametrize(
+    ("phase", "done_ms", "known_ms"),
+    [
+        ("backward", 93, 90),
+        ("forward", 40, 40),
+        ("backward", 0, 0),
+        ("optimizer", 95, 95),
+        ("other", 102, 100),
+    ],
+)
+def test_a_collective_is_done_when_the_rank_goes_on_whenever_its_callback_ran(phase, done_ms, known_ms):
+    step = StepRow(
+        begin_ns=0,
+        end_ns=100 * MS,
+        input_ns=10 * MS,
+        forward_ns=30 * MS,
+        backward_ns=50 * MS,
+        optimizer_ns=10 * MS,
+        compute_end_ns=80 * MS,
+        sync_end_ns=90 * MS,
+    )
+    done = CollectiveRow(
+        0, 0, 2, 8, 0, 20 * MS, done_ms * MS, phase=PHASES.index(phase), resume_ns=done_ms * MS
+    )
+    row = done_in_time(done, step)
+    assert (row.done_ns, row.resume_ns) == (known_ms * MS, known_ms * MS)
 
 
 def test_a_plain_step_keeps_its_two():
