@@ -231,7 +231,8 @@ def _verdicts(
         listed = [own_loop.in_code(v) for v in listed]
     else:
         listed = [_and_why_undecided(v, tables, points, ending) for v in listed]
-    listed = list(untracked_traffic.bounded(tuple(listed), tables))
+    trials = [run.usable.trial(p.world_size) for p in points]
+    listed = list(untracked_traffic.bounded(tuple(listed), tables, trials))
     doubts = (
         *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
         *untracked_traffic.doubts(tables, plan, ending.buffers_bytes),

@@ -23,7 +23,7 @@ _OF_PHASES = ("input", "host", "overlap")
 
 def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
     """What is known of the buffers' broadcasts, of the bitmap of used parameters, and of other collectives."""
-    lines = [text for text in (_beside(others(tables)),) if text]
+    lines = [text for text in (_beside(others(tables), plan),) if text]
     if _unseen(tables, plan, buffers_bytes):
         lines.append(
             f"the module has {format_bytes(buffers_bytes)} of buffers, which DDP broadcasts before forward; the waits "
@@ -75,25 +75,32 @@ def others(tables: Tables) -> Others:
     )
 
 
-def _beside(seen: Others) -> str:
+def _beside(seen: Others, plan: Plan) -> str:
     if not seen.calls:
         return ""
+    counted = (
+        "as communication where waits were seen" if plan.kind.followed else "in the phase where they lie"
+    )
     calls = "1 collective" if seen.calls == 1 else f"{seen.calls} collectives"
     return (
         f"a step has {calls} other than the model's own ({format_bytes(seen.bytes)}; another model's, SyncBatchNorm's "
-        f"or the loop's): up to {seen.share:.1%} of the step on a rank, counted in the phase where they lie"
+        f"or the loop's): up to {seen.share:.1%} of the step on a rank, counted {counted}"
     )
 
 
-def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...]:
-    """The verdicts without causes that rest on phases in which ranks may have waited in other collectives."""
+def bounded(
+    verdicts: tuple[Verdict, ...], tables: Tables, trials: Sequence[TrialRecords]
+) -> tuple[Verdict, ...]:
+    """The verdicts without causes that rest on phases in which ranks may have waited in other collectives.
+
+    `trials`: those of the verdicts. Where an own loop's calls were followed to their waits, no phase holds any.
+    """
+    followed = {r.trial.world_size for r in trials if r.beside.bytes >= 0 and not hides_waits(r)}
+    lost = [v for v in verdicts if v.cause in _OF_PHASES and v.world_size not in followed]
     seen = others(tables)
-    if seen.share <= NOTABLE:
+    if seen.share <= NOTABLE or not lost:
         return verdicts
-    kept = [v for v in verdicts if v.cause not in _OF_PHASES]
-    lost = [v for v in verdicts if v.cause in _OF_PHASES]
-    if not lost:
-        return verdicts
+    kept = [v for v in verdicts if v not in lost]
     named = ", ".join(dict.fromkeys(v.cause for v in lost))
     why = (
         f"{named}: cannot be told from waiting for other ranks in collectives other than the model's own, which take "

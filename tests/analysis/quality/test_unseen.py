@@ -8,8 +8,10 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from scaling.analysis.decompose.quantities import NOTHING, CallTraffic
 from scaling.analysis.quality import untracked_traffic
 from scaling.analysis.results import Verdict
+from scaling.settings.plan import OWN_LOOP
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +75,12 @@ def test_other_collectives_are_said_with_what_they_take_at_most(run):
     found = untracked_traffic.others(tables)
     assert (found.calls, found.bytes) == (1, 4096)
     assert found.share == pytest.approx(0.1, rel=0.1)
-    said = untracked_traffic.warnings(tables, run.plan, 0)[0]
+    (said,) = untracked_traffic.warnings(tables, run.plan, 0)
     assert said.startswith("a step has 1 collective other than the model's own (4 KiB")
+    assert said.endswith("of the step on a rank, counted in the phase where they lie")
+    loop = replace(run.plan, source=OWN_LOOP)
+    (said,) = untracked_traffic.warnings(tables, loop, 0)
+    assert said.endswith(" counted as communication where waits were seen")
     assert untracked_traffic.others(run.tables) == untracked_traffic.Others()
 
 
@@ -88,14 +94,26 @@ def test_what_lies_in_the_wait_for_the_last_bucket_is_known(run):
     assert untracked_traffic.others(with_others(run, 1e5, at="compute_end_ns")).share < 0.001
 
 
-@pytest.mark.parametrize(("share", "first"), [(0.01, "input"), (0.2, "undecided")])
-def test_a_cause_that_would_rest_on_them_is_undecided(run, share, first):
+@pytest.mark.parametrize(
+    ("share", "calls", "first"),
+    [
+        pytest.param(0.01, NOTHING, "input", id="little"),
+        pytest.param(0.2, NOTHING, "undecided", id="no wait was followed"),
+        pytest.param(0.2, CallTraffic(bytes=4096), "input", id="an own loop, every wait was seen"),
+        pytest.param(0.2, CallTraffic(bytes=4096, unclaimed_bytes=4096), "undecided", id="none was seen"),
+        pytest.param(0.2, CallTraffic(bytes=4096, polled=True), "undecided", id="it asked instead"),
+    ],
+)
+def test_a_cause_that_would_rest_on_them_is_undecided_unless_their_waits_are_left_out(
+    run, share, calls, first
+):
     tables = with_others(run, share * run.expected.points[2].step_ns["probe"])
     given = tuple(
         Verdict(cause=cause, world_size=2, share=None, confidence="high", evidence=())
         for cause in ("input", "link_bandwidth")
     )
-    found = untracked_traffic.bounded(given, tables)
-    assert [v.cause for v in found] == [first, "link_bandwidth"]
+    trial = replace(run.records.trial(2), beside=calls)
+    told = untracked_traffic.bounded(given, tables, [trial])
+    assert [v.cause for v in told] == [first, "link_bandwidth"]
     if first == "undecided":
-        assert found[0].evidence[0].startswith("input: cannot be told from waiting")
+        assert told[0].evidence[0].startswith("input: cannot be told from waiting")
