@@ -118,7 +118,7 @@ def drift_lines(point: Point, least: float = 0.0) -> Iterator[str]:
         longer = drift.more_ms.value > 0
         who = f"rank{'s' if len(drift.ranks) > 1 else ''} {ranges(drift.ranks)}"
         who = "all ranks" if 1 < len(drift.ranks) == point.world_size else who
-        who = f"{who} in {PARTS[drift.phase]}" if drift.ranks else DRIFTS[drift.phase]
+        who = f"{who} in {PARTS.get(drift.phase, plain(drift.phase))}" if drift.ranks else DRIFTS[drift.phase]
         since = f"after {format_duration(drift.since_s)}" + f" of launch {drift.launch}" * (drift.launch > 0)
         if drift.since_unix_s is not None:
             at = dt.datetime.fromtimestamp(drift.since_unix_s, dt.timezone.utc)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from scaling.analysis.decompose.own_loop import units
 from scaling.analysis.decompose.quantities import OWN_PHASES, TrialRecords
-from scaling.analysis.decompose.stragglers import FLOOR
+from scaling.analysis.decompose.stragglers import FLOOR, most_grown
 from scaling.analysis.quality.untracked_traffic import hides_waits
 from scaling.analysis.results import Drift, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, among, student
@@ -52,6 +52,11 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan) -> tuple[Drift, ..
     series = np.column_stack([records.arm(PLAIN)["step"], *seen])
     whole = np.isfinite(series).all(axis=1)
     series, rounds = series[whole], records.index.filter(pl.Series(whole))
+    keys, never = records.keys(), np.zeros((1, own_ns.shape[1]))
+    named_ns = {
+        name: np.array([light.own_ns.get(key, never).mean(axis=0) for key in keys])
+        for name, light in records.named.items()
+    }
     listed, places = [], changes(series)
     for first, at, last in zip([0, *places], places, [*places[1:], len(series)], strict=False):
         here, split = series[first:last], at - first
@@ -67,13 +72,15 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan) -> tuple[Drift, ..
             more = apart[1] - apart[0]
         phase = "exposed" if columns == [1] else "step"
         if ranks:
-            grids = [every[name][whole][first:last, ranks] for name in OWN_PHASES]
-            grown = [(grid[split:].mean() - grid[:split].mean()) * more.value for grid in grids]
-            phase = OWN_PHASES[int(np.argmax(grown))]
+            grown, named = (
+                {name: _more(ns[whole][first:last, ranks], split) * more.value for name, ns in grids.items()}
+                for grids in ({name: every[name] for name in OWN_PHASES}, named_ns)
+            )
+            phase = most_grown(grown, named)
         listed.append(
             Drift(
                 ranks=tuple(ranks),
-                phase="backward" if phase == "compute" else phase,
+                phase=phase,
                 **_since(tables, plan, *rounds.row(at)),
                 before_ms=before * MS,
                 after_ms=after * MS,
@@ -83,6 +90,11 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan) -> tuple[Drift, ..
             )
         )
     return tuple(listed)
+
+
+def _more(values: Floats, at: int) -> float:
+    """By how much the mean of rounds x ranks is larger from a round on."""
+    return float(values[at:].mean() - values[:at].mean())
 
 
 def _apart(own_ns: Floats) -> Floats:

@@ -224,16 +224,13 @@ def describe(
     for phase in OWN_PHASES:  # not `exposed`: the others wait, not the late rank
         difference = mine[phase] - others[phase]
         excess[phase] = float(np.nanmean(difference)) - (explained_ns or {}).get(phase, 0.0)
-    more = _more_in_named(records, late.ranks[0], sorted(typical))
-    excess["host"] -= sum(
-        more.values()
-    )  # they are part of it, or of the others and then named in their place
-    near = {name: ns for name, ns in more.items() if ns > max(excess.values()) / 2}
-    chosen = near or excess
-    phase = max(chosen, key=lambda name: chosen[name])
+    more = {}
+    for name, light in records.named.items():
+        own_ns = np.mean([steps.mean(axis=0) for steps in light.own_ns.values()], axis=0)
+        more[name] = float(own_ns[late.ranks[0]] - own_ns[sorted(typical)].mean())
     return Straggler(
         rank=late.ranks[0],
-        phase="backward" if phase == "compute" else phase,
+        phase=most_grown(excess, more),
         by_itself=_slow_alone(late, records, typical, rounds),
         host=late.host,
         cost_ms=late.cost_ns * MS,
@@ -241,13 +238,15 @@ def describe(
     )
 
 
-def _more_in_named(records: TrialRecords, rank: int, others: list[int]) -> dict[str, float]:
-    """By how much a rank does more by itself in each phase that the loop names than others in the mean, ns."""
-    more = {}
-    for name, light in records.named.items():
-        own_ns = np.mean([steps.mean(axis=0) for steps in light.own_ns.values()], axis=0)
-        more[name] = float(own_ns[rank] - own_ns[others].mean())
-    return more
+def most_grown(more: Mapping[str, float], more_named: Mapping[str, float]) -> str:
+    """The phase that takes most longer; one that the loop names, if it takes more than half as much as that.
+
+    Named ones are part of `host`, or of the others and then named in their place.
+    """
+    phases = {**more, "host": more["host"] - sum(more_named.values())}
+    near = {name: ns for name, ns in more_named.items() if ns > max(phases.values()) / 2} or phases
+    phase = max(near, key=lambda name: near[name])
+    return "backward" if phase == "compute" else phase
 
 
 def _slow_alone(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> bool | None:

@@ -11,6 +11,7 @@ import pytest
 from support.own_loops import own_loop
 
 from scaling.analysis.decompose.drift import _apart, changed, changes, drifts
+from scaling.analysis.decompose.light import Light
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.clocks import DeviceSamples, with_telemetry
 from scaling.cli.pipeline import rebuild
@@ -109,6 +110,21 @@ def test_where_all_slow_down_all_are_named_and_the_step_is_as_much_longer(slowed
     (drift,) = drifts(*slowed(*range(RANKS), phase="optimizer", drift=0.0))
     assert (drift.ranks, drift.phase) == (tuple(range(RANKS)), "optimizer")
     assert drift.step_more_ms.value == pytest.approx(MORE_MS, rel=0.1)
+
+
+def test_a_phase_that_the_loop_names_is_named(slowed):
+    records, tables, plan = slowed(LATE, phase="optimizer")
+    longer = records.arm("probe", ranks={LATE})["optimizer"]
+    own_ns = {key: np.full((1, RANKS), ns) for key, ns in zip(records.keys(), longer, strict=True)}
+    rollout = Light(own_ns=own_ns, waited={}, alike={})
+    steady = rollout.changed(lambda _key, ns: np.full_like(ns, MORE_MS * 1e6))
+    for named, phase in (({"rollout": rollout}, "rollout"), ({"reward": steady}, "optimizer")):
+        (drift,) = drifts(replace(records, named=named), tables, plan)
+        assert (drift.ranks, drift.phase) == ((LATE,), phase)
+        point = findings.Point(
+            world_size=RANKS, hosts=1, status="done", step_ms=drift.after_ms, drifts=(drift,)
+        )
+        assert f" in {phase}: " in next(findings.drift_lines(point))
 
 
 def test_a_cluster_that_only_wanders_by_a_percent_has_no_drift(slowed):

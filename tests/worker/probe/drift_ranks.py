@@ -29,7 +29,8 @@ def train(kind: str, rank: int, folder: Path) -> None:
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                time.sleep(NAP_S * (kind == "slows" and rank == 1 and step >= SINCE))
+                with probe.phase("rollout"):
+                    time.sleep(NAP_S * (kind == "slows" and rank == 1 and step >= SINCE))
 
 
 def main(rank: int, store: str, folder: Path) -> None:

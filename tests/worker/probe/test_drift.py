@@ -19,7 +19,7 @@ RANKS, NEAR_MS = 2, 3.0
 def test_the_rank_the_phase_and_the_time_of_the_change(found):
     (point,) = found("slows").points
     (drift,) = point.drifts
-    assert (drift.ranks, drift.phase) == ((1,), "host")
+    assert (drift.ranks, drift.phase) == ((1,), "rollout")
     assert abs(drift.since_step - SINCE) <= 2 * ROUND_STEPS
     assert drift.more_ms.value == pytest.approx(1e3 * NAP_S, abs=NEAR_MS)
     assert drift.step_more_ms.low < 1e3 * NAP_S < drift.step_more_ms.high + NEAR_MS
