@@ -133,6 +133,17 @@ def wrap(
     )
 
 
+def settings_of(ddp: DistributedDataParallel) -> Ddp:
+    """What a wrapper of anyone's was made with."""
+    return Ddp(
+        bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
+        gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
+        static_graph=bool(ddp.static_graph),
+        find_unused_parameters=bool(ddp.find_unused_parameters),
+        comm_hook="own" if has_own_hook(ddp) else "none",
+    )
+
+
 def settle(ddp: DistributedDataParallel) -> None:
     """After a new wrapper's first steps (settings.schedule.settling_steps): make it like one that has trained for long.
 

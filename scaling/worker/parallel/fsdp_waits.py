@@ -11,6 +11,7 @@ in all is told by parallel.waits, as in any training.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,8 @@ class Watch:
         for unit, group in enumerate(self._groups):
             for name in _REPLACED:
                 method = getattr(self, f"_{name}")
-                setattr(group, name, around(getattr(group, name), _on_unit(method, group, unit)))
+                stand = functools.partial(method, group, unit)
+                setattr(group, name, around(getattr(group, name), stand))
         try:
             yield
         finally:
@@ -105,7 +107,7 @@ class Watch:
     def _within(self, unit: int, phase: int) -> contextlib.AbstractContextManager[list[Seen]]:
         return self._tap.within(unit, phase) if self._tap is not None else contextlib.nullcontext([])
 
-    def _unshard(self, inner: Any, group: Any, unit: int, async_op: bool = False) -> None:
+    def _unshard(self, group: Any, unit: int, inner: Any, async_op: bool = False) -> None:
         if group._all_gather_result is not None or group.is_unsharded:  # noqa: SLF001
             inner(async_op)
             return
@@ -124,7 +126,7 @@ class Watch:
         with group.device_handle.stream(stream):
             return self._stamp()
 
-    def _wait_for_unshard(self, inner: Any, group: Any, unit: int) -> None:
+    def _wait_for_unshard(self, group: Any, unit: int, inner: Any) -> None:
         result = group._all_gather_result  # noqa: SLF001
         if result is None:
             inner()
@@ -148,7 +150,7 @@ class Watch:
         if self._weighs:
             self.unsharded_bytes = max(self.unsharded_bytes, sum(map(_gathered_bytes, self._groups)))
 
-    def _post_backward(self, inner: Any, group: Any, unit: int, *unused: Any) -> None:
+    def _post_backward(self, group: Any, unit: int, inner: Any, *unused: Any) -> None:
         if not self._host and group.reduce_grads:
             self._wait_for_buffer(group)
         at = self._stamp()
@@ -171,7 +173,7 @@ class Watch:
             scattered = [seen for turn in oldest for seen in turn.sent if seen.kind == _REDUCE_SCATTER]
             self._waited(begin, oldest, scattered)
 
-    def _finalize_backward(self, inner: Any, group: Any, _unit: int) -> None:
+    def _finalize_backward(self, group: Any, _unit: int, inner: Any) -> None:
         events = [] if self._host else last_reductions(group)
         if events and self._reduced:  # the first wait covers all, since they come in turn
             begin = self._stamp()
@@ -191,11 +193,6 @@ class Watch:
         for seen in sent:
             if not seen.wait:
                 seen.wait, seen.resume = begin, end
-
-
-def _on_unit(method: Callable[..., Any], group: Any, unit: int) -> Callable[..., Any]:
-    """`method(inner, group, unit, ...)` as a replacement of `inner(...)`."""
-    return lambda inner, *args, **named: method(inner, group, unit, *args, **named)
 
 
 def _gathered_bytes(group: Any) -> int:

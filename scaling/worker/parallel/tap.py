@@ -137,10 +137,9 @@ class Tap:
         library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         try:
             for name, (kind, sized_by) in _SIZED_BY.items():
-                packet = getattr(torch.ops.c10d, name, None)
-                if packet is not None:  # older torch lacks a few
-                    kernel = self._kernel(packet.default, KINDS.index(kind), sized_by)
-                    library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+                operator = getattr(torch.ops.c10d, name).default
+                kernel = self._kernel(operator, KINDS.index(kind), sized_by)
+                library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
             yield self
         finally:
             library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001

@@ -21,7 +21,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from scaling.records.format import ClockRecord
 from scaling.records.paths import LaunchFolder, RunFolder, default_folder
 from scaling.settings.plan import run_id
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.parallel.torch_private import default_store
 from scaling.worker.session.control import Control, compare_clocks
 
 WAIT = timedelta(seconds=120)
@@ -66,7 +67,7 @@ class Agreement:
         self.rank, self.world = self.members.index(dist.get_rank() if together else 0), len(self.members)
         everybody: Any = dist.HashStore()  # type: ignore[attr-defined]
         if together:
-            everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+            everybody = default_store()
         self._met = dist.PrefixStore(f"scaling/own/{self.members}", everybody)  # type: ignore[attr-defined]
         self.store: Any = None
         """Keys of this probe alone, once the ranks have met."""
@@ -138,7 +139,7 @@ class Agreement:
             if self.rank == 0:  # those that came wait for a decision
                 self.store.set("decision/judged", json.dumps({"error": str(error)}))
             raise
-        place = [[os.uname().nodename, _network()], system_text(BOOT) or ""]
+        place = [f"{os.uname().nodename}/{_network()}", system_text(BOOT) or ""]
         decision = self.judge("decision", place, functools.partial(_decide, asked))
         if "error" in decision:
             raise ScalingError(decision["error"])
@@ -151,10 +152,10 @@ class Agreement:
         return launch
 
 
-def _decide(asked: Path | None, places: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _decide(asked: Path | None, places: Sequence[Sequence[str]]) -> dict[str, Any]:
     """On rank 0: the ranks' hosts and kernels, and the launch's folder; else what is wrong, as `error`."""
     try:
-        hosts, kernels = (_numbered([map(str, x) for x in column]) for column in zip(*places, strict=True))
+        hosts, kernels = map(_numbered, zip(*places, strict=True))
         return {"hosts": hosts, "kernels": kernels, **_place(asked)}
     except ScalingError as error:
         return {"error": str(error)}
@@ -164,11 +165,10 @@ def _decide(asked: Path | None, places: Sequence[Sequence[Any]]) -> dict[str, An
         return {"error": f"rank 0 cannot choose a folder ({why}); name one with run_dir"}
 
 
-def _numbered(names: Iterable[Iterable[str]]) -> list[int]:
+def _numbered(names: Sequence[str]) -> list[int]:
     """Numbers in the order of first appearance: [a, a, b] -> [0, 0, 1]."""
-    texts = ["/".join(name) for name in names]
-    order = list(dict.fromkeys(texts))
-    return [order.index(text) for text in texts]
+    order = list(dict.fromkeys(names))
+    return list(map(order.index, names))
 
 
 def _network() -> str:

@@ -41,7 +41,10 @@ class Followed:
     """Whether forwards may begin with a broadcast of the buffers."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+        self.root = module
+        """What the loop calls, without torch.compile: a wrapper, or the module itself."""
+        self.module = _innermost(module)
+        """The user's own module: without an engine or a wrapper around it."""
         together = dist.is_available() and dist.is_initialized()
         self.members = list(range(dist.get_world_size())) if together else [0]
         """Its ranks in the default group. Their places in it are the ranks of the records."""
@@ -50,23 +53,7 @@ class Followed:
     @property
     def reduces_behind(self) -> bool:
         """Whether a rank waits in C++ between the end of backward's compute and of backward, for DDP's reducer."""
-        return any(map(_has_reducer, self._module.modules()))
-
-    @property
-    def root(self) -> torch.nn.Module:
-        """What the loop calls, without torch.compile: a wrapper, or the module itself."""
-        return self._module
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The user's own module: without an engine or a wrapper around it."""
-        inner, seen = self._module, {id(self._module)}
-        while isinstance(within := getattr(inner, "module", None), torch.nn.Module):
-            if id(within) in seen:  # a model without a wrapper that names itself
-                break
-            inner = within
-            seen.add(id(inner))
-        return inner
+        return any(map(_has_reducer, self.root.modules()))
 
     @property
     def backend(self) -> str:
@@ -121,6 +108,16 @@ class Followed:
     def no_baseline(self) -> str:
         """Why `Probe.baseline` measures nothing; empty where it does."""
         return "only a DistributedDataParallel can be trained by one rank alone beside the loop"
+
+
+def _innermost(module: torch.nn.Module) -> torch.nn.Module:
+    seen = {id(module)}
+    while isinstance(within := getattr(module, "module", None), torch.nn.Module):
+        if id(within) in seen:  # a model without a wrapper that names itself
+            break
+        module = within
+        seen.add(id(module))
+    return module
 
 
 def stages_of(model: Any) -> torch.nn.ModuleList | None:

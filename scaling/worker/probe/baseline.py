@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import raise_from_signal
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
-from scaling.settings.run import Ddp
 from scaling.settings.schedule import (
     BARE_ALL,
     BARE_ONE,
@@ -38,7 +37,7 @@ from scaling.worker.accelerator.torch_accelerator import random_states, set_rand
 from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, stamps_of
 from scaling.worker.measure.probe import SoloProbe
 from scaling.worker.measure.recorder import Usage
-from scaling.worker.parallel.ddp import bucket_bytes, wrap
+from scaling.worker.parallel.ddp import bucket_bytes, settings_of, wrap
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.probe.marks import step_row
@@ -203,11 +202,7 @@ class Baseline:
 
     def _measure(self, step: Step, rounds: int, steps: int, *, compiled: bool) -> None:
         self._control.check()
-        settings = Ddp(
-            bucket_cap_mb=self._ddp.bucket_bytes_cap / 2**20,
-            gradient_as_bucket_view=self._ddp.gradient_as_bucket_view,
-        )
-        wrapper = wrap(self._ddp.module, settings, self._solo)
+        wrapper = wrap(self._ddp.module, settings_of(self._ddp), self._solo)
         bare: Any = torch.compile(self._ddp.module) if compiled else self._ddp.module
         solo: Any = torch.compile(wrapper) if compiled else wrapper
         groups = list(dict.fromkeys((self._ddp.process_group, dist.group.WORLD)))

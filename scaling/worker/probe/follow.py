@@ -18,14 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
 from scaling.settings.parallel import Fsdp, Mesh, Parallel
-from scaling.settings.run import Ddp
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.buckets import BucketDetail
-from scaling.worker.parallel.ddp import Norms, bucket_bytes, has_own_hook, sends_buffers
+from scaling.worker.parallel.ddp import Norms, bucket_bytes, sends_buffers, settings_of
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.guard import compiled as is_compiled
 from scaling.worker.parallel.strategy import Detail
-from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
+from scaling.worker.parallel.tap import HOST_BACKENDS, Tap
 from scaling.worker.parallel.torch_private import param_groups, reduces_alone, whole_bytes
 from scaling.worker.probe.any_loop import Followed, Scheduled, stages_of
 
@@ -36,19 +35,13 @@ class WrappedModel(Followed):
     def __init__(self, ddp: DistributedDataParallel, called: Any) -> None:
         """`called`: by the loop."""
         super().__init__(ddp)
-        self.ddp, self._group = ddp, ddp.process_group
+        self.ddp, self.module, self._group = ddp, ddp.module, ddp.process_group
         self._compiled = is_compiled(called)
         self._inside = getattr(called, "_orig_mod", called) is not ddp
         """Whether it is a part of what the loop calls."""
         self.members = list(dist.get_process_group_ranks(ddp.process_group))
         self.sends_buffers = sends_buffers(ddp)
         self._norms = Norms(ddp.module)
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The user's own module."""
-        inner: torch.nn.Module = self.ddp.module
-        return inner
 
     def reduces(self) -> bool:
         """Whether the next backward reduces."""
@@ -75,16 +68,7 @@ class WrappedModel(Followed):
 
     def settings(self) -> dict[str, Any]:
         """The wrapper's settings."""
-        ddp = self.ddp
-        return {
-            "ddp": Ddp(
-                bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
-                gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
-                static_graph=bool(ddp.static_graph),
-                find_unused_parameters=bool(ddp.find_unused_parameters),
-                comm_hook="own" if has_own_hook(ddp) else "none",
-            )
-        }
+        return {"ddp": settings_of(self.ddp)}
 
     def no_baseline(self) -> str:
         """Where DDP or a layer counts on every backward being the training's, or the loop calls more than DDP."""
@@ -107,21 +91,13 @@ class ShardedModel(Followed):
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
+        self.module = module  # fully_shard wraps nothing
         self._units = [part for part in module.modules() if isinstance(part, FSDPModule)]
         self._groups = list({id(g): g for unit in self._units for g in param_groups(unit)}.values())
         self._info: Any = self._groups[0].mesh_info if self._groups else None
         self.members: list[int] = self._info.mesh.mesh.flatten().tolist() if self._info else [0]
+        self._group = getattr(self._info, "shard_process_group", self._group)
         self._watch: Watch | None = None
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The followed module itself: fully_shard wraps nothing."""
-        return self._module
-
-    @property
-    def backend(self) -> str:
-        """The back end that carries the gradients."""
-        return backend_of(self._info.shard_process_group, next(self.root.parameters()).device.type)
 
     @property
     def dtype(self) -> torch.dtype:

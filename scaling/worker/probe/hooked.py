@@ -35,11 +35,7 @@ from scaling.worker.parallel.guard import Calls, Guard, guarded, tell, words
 from scaling.worker.probe.any_loop import Outermost, size_of
 from scaling.worker.probe.probe import Probe
 
-
-class _Found(Probe):
-    """The Probe of a script that has no line of one, and so no `step()` that could be left out."""
-
-    _never_entered = "the training ended before a step could be recorded; train for more steps (60 or more)"
+_FEW = "the training ended before a step could be recorded; train for more steps (60 or more)"
 
 
 class Hooked:
@@ -125,8 +121,8 @@ class Hooked:
         if self._probe is None:
             # The probe's own hooks act from the next forward on.
             followed, *beside = self._models
-            self._probe = _Found(followed)
-            self._probe._beside = beside  # noqa: SLF001
+            self._probe = Probe(followed)
+            self._probe._beside, self._probe._never_entered = beside, _FEW  # noqa: SLF001
             self._probe.open()
             self._attach()
             # The hook that ends a step runs behind the probe's own, which stamps the optimizer's end.
