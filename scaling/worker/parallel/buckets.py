@@ -94,7 +94,8 @@ class BucketDetail(Detail):
         if self._key == 1:
             return []
         ours = [call for call in seen if call.group.group_name == self._name]
-        inside = [call for call in ours if call.blocking and _kind_and_elements(call) in self._norms]
+        sizes = ((call, (call.kind, call.bytes // call.dtype.itemsize)) for call in ours if call.blocking)
+        inside = [call for call, size in sizes if size in self._norms]
         ids = set(map(id, inside))
         reductions = [c for c in ours if c.kind == _ALL_REDUCE and c.bytes and id(c) not in ids]
         if not self._hooked:
@@ -194,10 +195,6 @@ def _in_order(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
     """By their launch, and behind them what is not the module's: tokens of events fall, host times rise."""
     ordered = sorted(rows, key=lambda row: (row.unit < 0, abs(row.launch_ns)))
     return [row._replace(seq=seq) for seq, row in enumerate(ordered)]
-
-
-def _kind_and_elements(call: Seen) -> tuple[int, int]:
-    return call.kind, call.bytes // call.dtype.itemsize
 
 
 def _by_bucket(rows: Sequence[CollectiveRow], ready: Sequence[int]) -> Iterator[CollectiveRow]:

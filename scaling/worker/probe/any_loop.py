@@ -53,7 +53,10 @@ class Followed:
     @property
     def reduces_behind(self) -> bool:
         """Whether a rank waits in C++ between the end of backward's compute and of backward, for DDP's reducer."""
-        return any(map(_has_reducer, self.root.modules()))
+        return any(
+            isinstance(part, DistributedDataParallel) or "replicate" in (_get_registry(part) or ())
+            for part in self.root.modules()
+        )
 
     @property
     def backend(self) -> str:
@@ -147,10 +150,6 @@ class Scheduled(Followed):
         if not self._whole:
             return super().settings()
         return {"parallel": Parallel(name=PIPELINED, replicate=1, pipeline=REST), "pipeline": self._pipeline}
-
-
-def _has_reducer(module: torch.nn.Module) -> bool:
-    return isinstance(module, DistributedDataParallel) or "replicate" in (_get_registry(module) or ())
 
 
 class Outermost:

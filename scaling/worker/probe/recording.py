@@ -79,6 +79,7 @@ class Recording:
     _session: Session
     _baseline: Baseline | None = None
     _depth = 0
+    """0: the loop is in no step."""
     _aside = False
     """Whether the loop's step is run for a baseline now, whose tokens nobody asks for."""
 
@@ -151,11 +152,6 @@ class Recording:
         if options.log is not None:
             self._told.append(Logged(options.log, agreement.store, agreement.rank, agreement.world))
 
-    @property
-    def inside(self) -> bool:
-        """Whether the loop is in a step now."""
-        return self._depth > 0
-
     def enter(self) -> None:
         """Begin a step, or go on with one that has run only micro-steps so far."""
         self._depth += 1
@@ -184,7 +180,7 @@ class Recording:
         """So many tokens more in the step that runs; what is no such number is said once and left out."""
         if self._aside:
             return
-        if not self.inside:
+        if not self._depth:
             self._say("tokens() is called inside step(); what is told outside of it is left out")
             return
         try:
@@ -243,7 +239,7 @@ class Recording:
 
         `never_entered`: what to say where no step was.
         """
-        if not self.inside and self._track.steps == 0:
+        if not self._depth and self._track.steps == 0:
             only_micro = (
                 "no optimizer stepped inside step(), and nothing was reduced: a step is one optimizer step"
             )
@@ -271,7 +267,7 @@ class Recording:
         why = self._followed.no_baseline()
         if why:
             return why
-        if not self._file.begun or self.inside:
+        if not self._file.begun or self._depth:
             return "it is called between steps, after the first few"
         self._phases.elsewhere += 1  # the gap before the next step is not input
         self._track.begin(paused=True)
