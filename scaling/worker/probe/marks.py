@@ -133,14 +133,12 @@ def step_row(
     begin: int,
     marks: Sequence[tuple[int, int]],
     end: int,
-    waits: Sequence[Wait] | None = None,
-    *,
-    waits_behind: bool = True,
+    waits: Sequence[Wait] = (),
 ) -> StepRow | None:
     """The row of a step, from its marks as host times, ns; None where no backward was seen.
 
     `waits`: windows in which the rank waited for communication. They count once where they overlap, and in the phase
-    in which they lie. With `waits_behind`, it waits between the end of backward's compute and of backward as well.
+    in which they lie. Where the end of backward's compute is marked, the rank waits from there to the end of backward.
     """
     parts = pieces(begin, _named_apart(marks, end)[0], end)
     ends = [at for kind, at in marks if kind == SYNC_END]
@@ -150,16 +148,16 @@ def step_row(
     for first, last, phase in parts:
         spent[phase] += last - first
     last_update = max((at for kind, at in marks if kind == OPTIMIZER_END and at < ends[-1]), default=begin)
-    after = behind(marks) if waits_behind else []
+    after = behind(marks)
     apart = [window for window in after if window[1] > last_update]  # others are of another model's update
     forwards = [(first, last) for first, last, phase in parts if phase == "forward"]
     buffers = [
         (wait.begin, wait.end)
-        for wait in waits or ()
+        for wait in waits
         if wait.phase == BUFFERS and any(first <= wait.begin <= last for first, last in forwards)
     ]
     rest = _apart(
-        [*((wait.begin, wait.end) for wait in waits or ()), *(pair for pair in after if pair not in apart)],
+        [*((wait.begin, wait.end) for wait in waits), *(pair for pair in after if pair not in apart)],
         [*apart, *buffers],
     )
     waited = dict.fromkeys(spent, 0)

@@ -53,6 +53,8 @@ class Phases:
     ) -> None:
         """`wrapped`: the followed model, or what torch.compile made of it. `beside`: others that the loop trains."""
         self._followed, self._stamp = followed, stamp
+        self.reduces_behind = followed.reduces_behind
+        """Whether the end of backward's compute is marked, behind which the rank waits for DDP's reducer."""
         self._beside = frozenset(map(id, beside))
         self._thread = threading.get_ident()
         self._calls = self._backwards = 0
@@ -236,7 +238,7 @@ class Phases:
         handle = None
         with let_go():  # torch says itself what it cannot differentiate
             root: Any = torch.autograd.graph._get_grad_fn_or_grad_acc(outputs[0])  # noqa: SLF001
-            handle = root.register_prehook(guarded(at_begin))
+            handle = root.register_prehook(guarded(at_begin)) if self.reduces_behind else None
         try:
             return run(outputs, *args, **named)
         finally:

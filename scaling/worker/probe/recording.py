@@ -133,12 +133,7 @@ class Recording:
         self._phases = Phases(followed, called, (*more, *self._beside), device.clock.stamp)
         self._undo.append(self._phases.close)
         self._track = Track(
-            self._phases,
-            lambda: followed.detail(device),
-            device,
-            self.record,
-            self._withheld,
-            reduces_behind=followed.reduces_behind,
+            self._phases, lambda: followed.detail(device), device, self.record, self._withheld
         )
         self._track.between = self._between
         self._undo.append(self._track.drop)

@@ -65,14 +65,8 @@ class Track:
         device: Accelerator,
         sink: Sink,
         withheld: Callable[[], str] = str,
-        *,
-        reduces_behind: bool = True,
     ) -> None:
-        """`detail_of`: what a detailed block records. `withheld`: why no collective is to be stamped; asked once.
-
-        `reduces_behind`: whether the rank waits for reductions between the end of backward's compute and of backward.
-        """
-        self._reduces_behind = reduces_behind
+        """`detail_of`: what a detailed block records. `withheld`: why no collective is to be stamped; asked once."""
         self._why, self._withheld = withheld, ""
         self._phases, self._detail_of, self._device, self._sink = phases, detail_of, device, sink
         self._clock = device.clock
@@ -173,7 +167,7 @@ class Track:
                 self._begin_window()
                 over = None
             detail = self._detail_of() if planned.detailed and not self._withheld else Detail()
-            waits = Waits(self._device, reduces_behind=self._reduces_behind)
+            waits = Waits(self._device, reduces_behind=self._phases.reduces_behind)
             self._open = _Open(planned, Usage(), detail, waits)
             if planned.stamped:
                 self._recording.enter_context(waits.on())
@@ -234,13 +228,12 @@ class Track:
                 continue
             marks = [(kind, at) for (kind, _), at in zip(row.marks, times, strict=True)]
             waits = resolved(row.waits, resolve)
-            behind_it = self._reduces_behind
-            step = step_row(begin, marks, end, waits, waits_behind=behind_it) if all(times) else None
+            step = step_row(begin, marks, end, waits) if all(times) else None
             if step is None:
                 self.blind += 1
                 return None
             steps.append(step._replace(tokens=row.tokens, squared=row.squared))
-            waited = [*((wait.begin, wait.end) for wait in waits), *(behind(marks) if behind_it else ())]
+            waited = [*((wait.begin, wait.end) for wait in waits), *behind(marks)]
             for place, spent in named_times(marks, end, waited).items():
                 name = self._phases.names[place]
                 ns, wait_ns = map(sum, zip(spent, named.get(name, (0, 0)), strict=True))

@@ -27,7 +27,7 @@ class Phases:
 
     def __init__(self):
         self.forwards, self.marks, self.forward_end_ns = 1, [], 0
-        self.tokens, self.squared = NO_TOKENS, 0
+        self.tokens, self.squared, self.reduces_behind = NO_TOKENS, 0, True
 
     def begin(self, *, marking):
         begin = now_ns()

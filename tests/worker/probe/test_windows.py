@@ -76,7 +76,13 @@ class Loop:
         self.entered: list[int] = []
         self.left: list[int] = []
         phases = SimpleNamespace(
-            forwards=1, marks=[], tokens=NO_TOKENS, squared=0, forward_end_ns=0, begin=self.mark
+            forwards=1,
+            marks=[],
+            tokens=NO_TOKENS,
+            squared=0,
+            forward_end_ns=0,
+            reduces_behind=True,
+            begin=self.mark,
         )
         self.phases = phases
         device = SimpleNamespace(clock=self.clock, type="cpu")
