@@ -7,7 +7,6 @@ many places, as a sharded one does. Each row then says when its rank, or its str
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
+from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.ddp import Norms, bucket_bytes, has_own_hook, sends_buffers
 from scaling.worker.parallel.strategy import BUFFERS, FORWARD, Behind, Detail, Wait
 from scaling.worker.parallel.tap import Seen, Tap
@@ -25,9 +25,6 @@ from scaling.worker.parallel.waits import Waits
 
 _ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 _OTHER = PHASES.index("other")
-
-_CALLBACK_S = 0.05
-"""How long a callback of Gloo's thread may wait for the interpreter once backward has returned."""
 
 Ready = Callable[[int], Sequence[int]]
 """Given the host time at which the last forward ended, when each bucket was ready, ns; empty: not known."""
@@ -100,7 +97,9 @@ class BucketDetail(Detail):
         reductions = [c for c in ours if c.kind == _ALL_REDUCE and c.bytes and id(c) not in ids]
         if not self._hooked:
             reductions = self._reductions(reductions)
-        _wait_for_callbacks(reductions)
+        for call in reductions:
+            if call.called and not call.done:  # backward has returned, and a thread has yet to say so
+                call.done = now_ns()
         ids |= {id(call) for call in (*reductions, *(call for call in ours if call.kind == _BROADCAST))}
         others = [call for call in seen if id(call) not in ids and call.bytes]
         buckets = [call.row(seq, self._key, unit=call.unit) for seq, call in enumerate(reductions)]
@@ -207,10 +206,3 @@ def _by_bucket(rows: Sequence[CollectiveRow], ready: Sequence[int]) -> Iterator[
             yield row._replace(ready_ns=min(ready[row.unit], row.launch_ns))
         else:
             yield row
-
-
-def _wait_for_callbacks(seen: Sequence[Seen]) -> None:
-    """Backward has returned, so these are done; on the host a thread may still be about to say so."""
-    until = time.monotonic() + _CALLBACK_S
-    while any(call.called and not call.done for call in seen) and time.monotonic() < until:
-        time.sleep(0)
