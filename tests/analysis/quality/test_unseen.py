@@ -100,7 +100,7 @@ def test_what_lies_in_the_wait_for_the_last_bucket_is_known(run):
         pytest.param(0.01, NOTHING, "input", id="little"),
         pytest.param(0.2, NOTHING, "undecided", id="no wait was followed"),
         pytest.param(0.2, CallTraffic(bytes=4096), "input", id="an own loop, every wait was seen"),
-        pytest.param(0.2, CallTraffic(bytes=4096, unclaimed_bytes=4096), "undecided", id="none was seen"),
+        pytest.param(0.2, CallTraffic(bytes=2**30, unclaimed_bytes=2**30), "undecided", id="none was seen"),
         pytest.param(0.2, CallTraffic(bytes=4096, polled=True), "undecided", id="it asked instead"),
     ],
 )
