@@ -11,6 +11,8 @@ import pytest
 from support.commands import start_scaling
 from support.processes import wait_until
 
+from scaling.worker.probe.agreement import WAIT
+
 pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -72,6 +74,38 @@ def test_without_a_line_in_the_script_the_late_rank_is_found(scaling, tmp_path):
     assert found["run"]["model"] == "Sequential"  # the larger one of two models
     assert found["study"]["covers"] == "within"
     assert any("--no-probe" in line for line in found["quality"]["warnings"])
+
+
+def test_stages_that_wait_for_each_other_are_followed_without_a_line(scaling, tmp_path):
+    begin = time.monotonic()
+    done = scaling(
+        "launch", "--no-probe", *SIZES, "repeats=1", "run_dir=run", str(SCRIPTS / "stages.py"), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the training goes on" not in done.stderr
+    assert time.monotonic() - begin < WAIT.total_seconds()  # no rank waited in vain for another one
+    late = document(tmp_path / "run")["points"][1]["straggler"]
+    assert (late["rank"], late["phase"]) == (1, "input")
+    assert 25 < late["cost_ms"]["value"] < 60
+
+
+def test_a_sharded_training_that_is_too_short_is_called_so(scaling, tmp_path):
+    (tmp_path / "short.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "fully_shard(model)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for _ in range(8):\n"
+        "    model(torch.randn(8, 64)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = scaling("launch", "--no-probe", *SIZES, "repeats=1", "run_dir=run", "short.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "train for more steps" in done.stderr
 
 
 def test_a_script_that_fails_at_one_size_is_said_in_one_line_and_not_launched_again(scaling, tmp_path):

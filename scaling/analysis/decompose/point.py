@@ -199,9 +199,10 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
 def _merged_values(records: TrialRecords, readings: Arms, plan: Plan) -> dict[str, Floats]:
     """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
     values = {name: records.per_round(values_by_round) for name, values_by_round in records.merged.items()}
-    if records.light and not records.cycles:
+    detailed = records.arm(PROBE, detailed=True)
+    if records.light and not _details_hold(values, detailed["exposed"]):
         values |= light.waits(records)
-    values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
+    values[EARLIER] = detailed[EARLIER]
     evened, typical = readings.evened, readings.typical
     mask = np.array([rank in typical for rank in range(records.trial.world_size)])
     values["replayed"] = records.of_cycles(lambda c: float(c.step.mean()))
@@ -219,6 +220,14 @@ def _merged_values(records: TrialRecords, readings: Arms, plan: Plan) -> dict[st
     return values
 
 
+def _details_hold(values: dict[str, Floats], exposed: Floats) -> bool:
+    """Whether details split most of what a step waits for; an own loop may wait in collectives that nobody splits."""
+    split = np.nanmean(values["exposed_all"] / exposed) if "exposed_all" in values else 0.0
+    return bool(split >= MOST)
+
+
+MOST = 0.9
+"""Share of all waits from which on the split of the model's own stands for the others."""
 SPREAD_OF = (BARE_ONE, BARE_ALL, DDP_SOLO, "plain.0", "plain.1", PROBE, "detailed")
 """Arms of which the spread between equal blocks is taken."""
 

@@ -127,10 +127,13 @@ def quality(sizes: Sequence[Size], study: Study, points: Sequence[Point], first:
             f"sizes, {study.degrees} degrees of freedom); the intervals of steps and efficiencies cover that"
         )
     last = points[-1].efficiency
-    if last is not None and last.half_width is not None:
-        precise = f"known to ±{two_digits(100 * last.half_width)} points"
-        unknown = f"{UNKNOWN}: its steps or launches were too few or too uneven"
-        reached.append(f"efficiency at {points[-1].world_size} ranks is {precise if last.tells else unknown}")
+    if last is not None:
+        known = f"{UNKNOWN}: its steps or launches were too few or too uneven"
+        if last.half_width is None:
+            known = "without an interval: a single stretch of the loop was recorded; train for more steps"
+        elif last.tells:
+            known = f"known to ±{two_digits(100 * last.half_width)} points"
+        reached.append(f"efficiency at {points[-1].world_size} ranks is {known}")
     return Quality(
         contended_blocks=sum(q.contended_blocks for _, q in each),
         dropped_samples=sum(q.dropped_samples for _, q in each),

@@ -91,6 +91,10 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     spent, step = point.parts_ms.optimizer, point.step_ms
     if point.world_size != plan.ranks or spent is None or step is None:
         return ()
+    if (
+        point.straggler is not None and point.straggler.phase == "optimizer"
+    ):  # the mean has what it is late by
+        return ()
     share = spent / step.value
     if not share.surely_above(OPTIMIZER_NOTABLE):
         return ()

@@ -97,6 +97,8 @@ class ShardedModel(Followed):
         self._info: Any = self._groups[0].mesh_info if self._groups else None
         self.members: list[int] = self._info.mesh.mesh.flatten().tolist() if self._info else [0]
         self._group = getattr(self._info, "shard_process_group", self._group)
+        # The loop may destroy the group before the records end.
+        self._place = self.members.index(dist.get_rank()) if self._info else 0
         self._watch: Watch | None = None
 
     @property
@@ -123,7 +125,7 @@ class ShardedModel(Followed):
 
     def detail(self, device: Accelerator) -> Detail:
         """Every collective, with its unit and where the rank waits for it."""
-        watch, mesh, place = self._stamped(device), self._mesh, self.members.index(dist.get_rank())
+        watch, mesh, place = self._stamped(device), self._mesh, self._place
         if mesh.size == 1:
             return Detail()
         by_key, keys = mesh.made_by_torch(place, self._fsdp), mesh.keys()
@@ -137,7 +139,7 @@ class ShardedModel(Followed):
 
     def groups(self) -> Mapping[int, Sequence[int]]:
         """The communicators of the mesh's axes, and those that torch made beside them."""
-        mesh, place = self._mesh, self.members.index(dist.get_rank())
+        mesh, place = self._mesh, self._place
         axes, keys = mesh.axes(), mesh.keys()
         axis_groups = {keys[axis]: next(g for g in groups if place in g) for axis, groups in axes.items()}
         return axis_groups | mesh.made_by_torch(place, self._fsdp)

@@ -513,6 +513,9 @@ def test_a_large_optimizer_is_named_last_with_what_makes_it_lighter(plan):
     assert not any("ZeroRedundancy" in r.code for r in tried(over_slow, "optimizer"))
     small = verdicts(point({"link_bandwidth": 0.3}, parts_ms=StepParts(optimizer=about(9.0))), plan)
     assert causes(small) == ["link_bandwidth"]
+    late = Straggler(rank=2, phase="optimizer", by_itself=False, cost_ms=about(25.0), skew_ms=about(25.0))
+    mixed = verdicts(point({"straggler": 0.25}, parts_ms=parts, straggler=late), plan)
+    assert causes(mixed) == ["straggler"]  # the optimizer's mean has what rank 2 is late by
 
 
 def test_each_remedy_stands_once_and_says_that_it_takes_fewer_optimizer_steps(plan):

@@ -58,6 +58,17 @@ def test_the_late_rank_and_its_phase(ranks, kept, kind, phase):
     assert sum(more_ms.values()) == pytest.approx(1e3 * NAP_S, abs=15)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["reduced_before", "broadcast_first"])
+def test_a_wait_in_a_collective_of_the_loop_s_own_counts_as_skew(ranks, kept, kind):
+    rebuilt, *_ = derive(RunFolder(kept / kind))
+    analysis = rebuilt.analysis
+    (point,) = analysis.points
+    assert point.parts_ms.exposed_skew.value == pytest.approx(1e3 * NAP_S / RANKS, abs=6)
+    assert point.parts_ms.exposed_transfer.value < point.parts_ms.exposed_skew.value / 2
+    assert "optimizer" not in [verdict.cause for verdict in analysis.verdicts]
+
+
 def test_samples_are_a_lists_items_where_these_are_samples():
     images = [torch.zeros(3, 8, 9) for _ in range(5)]
     rows = [torch.zeros(4, 2), torch.zeros(4, 2)]
