@@ -105,7 +105,10 @@ def test_a_sharded_training_that_is_too_short_is_called_so(scaling, tmp_path):
     )
     done = scaling("launch", "--no-probe", *SIZES, "repeats=1", "run_dir=run", "short.py", cwd=tmp_path)
     assert done.returncode == 1
-    assert "train for more steps" in done.stderr
+    assert (
+        "the loop ended after 6 steps, before the first round of ten was whole; train for more steps"
+        in done.stderr
+    )
 
 
 def test_a_script_that_fails_at_one_size_is_said_in_one_line_and_not_launched_again(scaling, tmp_path):

@@ -128,12 +128,12 @@ def quality(sizes: Sequence[Size], study: Study, points: Sequence[Point], first:
         )
     last = points[-1].efficiency
     if last is not None:
-        known = f"{UNKNOWN}: its steps or launches were too few or too uneven"
+        how_well = f"{UNKNOWN}: its steps or launches were too few or too uneven"
         if last.half_width is None:
-            known = "without an interval: a single stretch of the loop was recorded; train for more steps"
+            how_well = "without an interval: a single stretch of the loop was recorded; train for more steps"
         elif last.tells:
-            known = f"known to ±{two_digits(100 * last.half_width)} points"
-        reached.append(f"efficiency at {points[-1].world_size} ranks is {known}")
+            how_well = f"known to ±{two_digits(100 * last.half_width)} points"
+        reached.append(f"efficiency at {points[-1].world_size} ranks is {how_well}")
     return Quality(
         contended_blocks=sum(q.contended_blocks for _, q in each),
         dropped_samples=sum(q.dropped_samples for _, q in each),

@@ -258,7 +258,8 @@ class LoopFile:
     def where(self, steps: int, folder: Path | None) -> str:
         """Where the run is and how to read it, after the last step; or why there is none."""
         if self._recorder is None:
-            return f"nothing was recorded: the loop ended after {steps} steps, before the first round of ten was whole"
+            few = f"the loop ended after {steps} steps, before the first round of ten was whole"
+            return f"nothing was recorded: {few}; train for more steps (60 or more)"
         place = folder
         with let_go():  # it is elsewhere, or the working directory is gone
             place = folder and folder.relative_to(Path.cwd())
