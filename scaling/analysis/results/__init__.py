@@ -23,6 +23,7 @@ from scaling.analysis.results.comparison import (
     SweepBest,
     SweepRow,
 )
+from scaling.analysis.results.lost_time import Drift, Goodput, Pause, Stall
 from scaling.analysis.results.machine import (
     CeilingResult,
     Cliff,
@@ -50,17 +51,13 @@ from scaling.analysis.results.point import (
     DataLoading,
     Degrees,
     DeviceClocks,
-    Drift,
-    Goodput,
     Loss,
     LossOfKind,
     NamedPhase,
     Overhead,
-    Pause,
     PeakMemory,
     Point,
     SampleCost,
-    Stall,
     StepParts,
     Straggler,
     Throttled,
