@@ -42,9 +42,9 @@ from support.tables import checked  # noqa: E402
 from scaling.analysis.about import Ending  # noqa: E402
 from scaling.analysis.analyze import analyze  # noqa: E402
 from scaling.analysis.decompose.detailed import BlockStamps, read_detailed  # noqa: E402
-from scaling.analysis.decompose.light import Light  # noqa: E402
 from scaling.analysis.decompose.point import point  # noqa: E402
 from scaling.analysis.decompose.quantities import COLUMNS, Sent, TrialRecords  # noqa: E402
+from scaling.analysis.decompose.stragglers import Light  # noqa: E402
 from scaling.analysis.decompose.trials import RunRecords  # noqa: E402
 from scaling.analysis.network.channel import ONE  # noqa: E402
 from scaling.analysis.results import TrialStatus, Verdict  # noqa: E402

@@ -16,9 +16,9 @@ from scaling.analysis import invariants
 from scaling.analysis.about import Ending, quality, run_info
 from scaling.analysis.decompose import own_loop, pauses
 from scaling.analysis.decompose.drift import drifts
-from scaling.analysis.decompose.goodput import with_goodput
 from scaling.analysis.decompose.hosts import hosts, spread
 from scaling.analysis.decompose.loss import Link, base_warning, base_world_size
+from scaling.analysis.decompose.pauses import with_goodput
 from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input

@@ -113,7 +113,7 @@ class Gathered:
 def gather(number: int, rows: Ints, texts: Sequence[bytes], files: Sequence[Stored], into: Gathered) -> None:
     """One block of all its ranks; `texts`: the lines of each row of the stretch's `blocks`.
 
-    Lines that cannot be read leave steps out, which records.rules notices.
+    Lines that cannot be read leave steps out, which records.check notices.
     """
     alike: dict[_Shape, list[tuple[int, Shift, bytes]]] = defaultdict(list)
     read = _decoded([_steps_of(texts[row]) for row in rows.tolist()])

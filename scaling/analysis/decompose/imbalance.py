@@ -25,9 +25,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.light import grids_of
 from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, Cycle, TrialRecords
-from scaling.analysis.decompose.stragglers import STEP, Late, late_ranks, latest
+from scaling.analysis.decompose.stragglers import STEP, Late, grids_of, late_ranks, latest
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, student
 from scaling.records.frames import ITS_PART, Frame, few_rounds

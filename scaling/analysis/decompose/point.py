@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import imbalance, light, named, own_loop, stragglers
+from scaling.analysis.decompose import imbalance, own_loop, stragglers
+from scaling.analysis.decompose import own_loop as named
+from scaling.analysis.decompose import stragglers as light
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords

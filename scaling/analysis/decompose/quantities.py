@@ -24,7 +24,7 @@ from scaling.settings.schedule import BARE_ALL, BARE_ONE
 
 if TYPE_CHECKING:
     from scaling.analysis.decompose.imbalance import TokenRows
-    from scaling.analysis.decompose.light import Light
+    from scaling.analysis.decompose.stragglers import Light
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

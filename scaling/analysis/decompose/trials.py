@@ -13,9 +13,7 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.imbalance import read_tokens
-from scaling.analysis.decompose.light import queue_waits, read_light, waits_look_like_compute
-from scaling.analysis.decompose.named import read_named
-from scaling.analysis.decompose.own_loop import usable
+from scaling.analysis.decompose.own_loop import read_named, usable
 from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
     DURATIONS,
@@ -26,6 +24,7 @@ from scaling.analysis.decompose.quantities import (
     TrialRecords,
 )
 from scaling.analysis.decompose.sharded import read_sharded
+from scaling.analysis.decompose.stragglers import queue_waits, read_light, waits_look_like_compute
 from scaling.analysis.decompose.unit_stamps import has_units, turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.network.shared_link import served

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.light import lead, queue_waits, read_light, waits_look_like_compute
+from scaling.analysis.decompose.stragglers import lead, queue_waits, read_light, waits_look_like_compute
 
 MS = 10**6
 WAITS = ("earlier", "buffer", "forward", "backward", "input", "optimizer", "host")

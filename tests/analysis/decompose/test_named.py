@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.named import read_named
+from scaling.analysis.decompose.own_loop import read_named
 from scaling.records.tables import EMPTY
 
 STEPS = 2

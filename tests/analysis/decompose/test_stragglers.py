@@ -6,9 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.light import Light
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
-from scaling.analysis.decompose.stragglers import late_ranks
+from scaling.analysis.decompose.stragglers import Light, late_ranks
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.settings.plan import Trial
