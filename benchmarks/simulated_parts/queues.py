@@ -22,9 +22,8 @@ from torch import nn
 from scaling.analysis.results.point import Point
 from scaling.cli.pipeline import rebuild
 from scaling.records.collect import collect
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, in_memory
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.probe import any_loop
 

@@ -20,10 +20,9 @@ from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
 from scaling.records import files
 from scaling.records.check import read_checked
-from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.run import LaunchStatus, status_of
-from scaling.records.tables import Tables
+from scaling.records.tables import SCHEMAS, Tables, in_memory
 from scaling.settings.plan import Plan, make_plan
 from scaling.settings.run import Ddp, Measure, Model, Spec
 from scaling.settings.schedule import PROBE

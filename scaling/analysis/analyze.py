@@ -44,8 +44,7 @@ from scaling.analysis.statistics.rounds import Floats, Rounds, among
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import NOISE, verdicts
-from scaling.records.frames import in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.schedule import OF_NONE, PLAIN
 

@@ -25,10 +25,9 @@ from scaling.analysis.run import read_tables
 from scaling.cli.pipeline import read_analysis
 from scaling.errors import InputError
 from scaling.records.check import read_checked
-from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import LATEST, find_run
 from scaling.records.run import read_plan
-from scaling.records.tables import Tables, read_published
+from scaling.records.tables import SCHEMAS, Tables, in_memory, read_published
 from scaling.report.documents import comparison as comparison_report
 from scaling.report.documents import prediction as prediction_report
 from scaling.report.model import Document

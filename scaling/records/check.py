@@ -21,10 +21,9 @@ import polars as pl
 from scaling.errors import InputError
 from scaling.reading import INT_MAX
 from scaling.records.collect import collect
-from scaling.records.frames import Frame, by_runs, in_memory, in_order
+from scaling.records.decode import Gap, RankFile
 from scaling.records.paths import RunFolder
-from scaling.records.rank_file import Gap, RankFile
-from scaling.records.tables import Tables, without_blocks
+from scaling.records.tables import Frame, Tables, by_runs, in_memory, in_order, without_blocks
 from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.settings.parallel import OWN, MeshError
 from scaling.settings.plan import Plan

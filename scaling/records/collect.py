@@ -14,14 +14,25 @@ from typing import Any, NamedTuple, TypeVar
 import polars as pl
 
 from scaling.reading import read_bytes
+from scaling.records.decode import Gap, RankFile
 from scaling.records.encoding import digest
-from scaling.records.frames import LINE_SPAN, OF_BLOCKS
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
-from scaling.records.rank_file import Gap, Rank, RankFile, Stored, read_rank
+from scaling.records.rank_file import Rank, Stored, read_rank
 from scaling.records.run import Status, read_status
 from scaling.records.steps import Stretch
-from scaling.records.tables import EMPTY, Part, Scratch, Tables, scan_parts, scan_rows, write_part, write_rows
+from scaling.records.tables import (
+    EMPTY,
+    LINE_SPAN,
+    OF_BLOCKS,
+    Part,
+    Scratch,
+    Tables,
+    scan_parts,
+    scan_rows,
+    write_part,
+    write_rows,
+)
 from scaling.settings.plan import Plan
 
 KEPT_BYTES = 256 << 20
@@ -39,7 +50,7 @@ class LaunchRanks:
 
     files: tuple[RankFile, ...]
     tables: dict[str, pl.DataFrame]
-    """Their rows of frames.OF_BLOCKS, those of a rank after each other."""
+    """Their rows of tables.OF_BLOCKS, those of a rank after each other."""
     stretch: Stretch
     """Where all steps lie."""
     gaps: tuple[Gap, ...]

@@ -1,11 +1,11 @@
-"""The lines of one rank's file: from JSON to records, up to the first line that is not whole."""
+"""The lines of one rank's file, from JSON to records up to the first that is not whole; and what they say of it."""
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import typing
 from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -36,15 +36,15 @@ PLAIN_WIDTH = len(PlainRow._fields)
 def _decoded(kind: type[T], **options: Any) -> type[T]:
     """A msgspec Struct with the fields of a record, since only Structs can be decoded by their tag."""
     hints = {name: _within_64_bits(hint) for name, hint in typing.get_type_hints(kind).items()}
-    fields: list[Any] = []
-    for each in dataclasses.fields(kind):
-        if each.default_factory is not dataclasses.MISSING:
-            fields.append((each.name, hints[each.name], msgspec.field(default_factory=each.default_factory)))
-        elif each.default is not dataclasses.MISSING:
-            fields.append((each.name, hints[each.name], each.default))
+    given: list[Any] = []
+    for each in fields(kind):
+        if each.default_factory is not MISSING:
+            given.append((each.name, hints[each.name], msgspec.field(default_factory=each.default_factory)))
+        elif each.default is not MISSING:
+            given.append((each.name, hints[each.name], each.default))
         else:
-            fields.append((each.name, hints[each.name]))
-    struct = msgspec.defstruct(kind.__name__, fields, tag_field="t", tag=kind.TAG, kw_only=True, **options)
+            given.append((each.name, hints[each.name]))
+    struct = msgspec.defstruct(kind.__name__, given, tag_field="t", tag=kind.TAG, kw_only=True, **options)
     return cast("type[T]", struct)
 
 
@@ -118,3 +118,69 @@ def _sound_shape(first: int, steps: int, stamps: int, calls: int, width: int) ->
     counts = first >= 0 and steps > 0 and calls >= 0 and first + steps <= INT_MAX
     of_rows = stamps == PLAIN_WIDTH or stamps in STEP_WIDTHS
     return of_rows and sound and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFile:
+    """What one rank left: its head, and whether its file is complete."""
+
+    launch: int
+    rank: int
+    world: int
+    """Ranks of the launch."""
+    host: int
+    hostname: str
+    groups: dict[int, tuple[int, ...]]
+    """Ranks of each group of this rank, by the group's key (records.format.CollectiveRow.group)."""
+    warmup: dict[int, int]
+    cores: int
+    """Cores that the ranks of its host share; 0 if unknown."""
+    numa_nodes: int
+    """NUMA nodes of its host; 0 if unknown."""
+    buckets: tuple[int, ...]
+    """Own loops: bytes of DDP's buckets in the order of reduction; empty in other runs."""
+    fed_ns: dict[int, int]
+    """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
+    clock_bound_ns: int | None
+    """Largest error of its stamps on rank 0's clock; None where the two clocks were never compared."""
+    clock_corrected: bool
+    """Whether its stamps were moved onto rank 0's clock."""
+    clock_bend_ns: int = 0
+    """By how much its clock drifted unevenly, beyond what the errors of its comparisons explain."""
+    cut_off: bool
+    ended: bool
+    """Whether the rank reached the end of the launch, where its clock is compared a second time."""
+    plan_digest: str = ""
+    """Digest of the plan.json that the rank read; empty in own loops."""
+    detailed: frozenset[int] = frozenset()
+    """Rounds of the launch that have details; empty: all of them."""
+    blocks: int | None = None
+    """Blocks that it wrote by its own count; None where the file has no end line, or one that does not count them."""
+    damaged: tuple[str, ...] = ()
+    """What was left out because it changed after it was written: blocks, or kinds of lines."""
+    state: str | None = None
+    """Own loops: `done` or `failed`; None where the file has no end line."""
+    error: str = ""
+    steps: int = 0
+    """Own loops: steps that it ran by its own count; 0 where the file has no end line."""
+    steps_before: int = -1
+    process_ns: int = 0
+    process_unix_ns: int = 0
+    """As in the head."""
+    pauses: tuple[PauseRecord, ...] = ()
+    """Own loops: pauses between steps and steps that took far longer than usual, by this rank's own clock."""
+    dropped_samples: int = 0
+    """Steps that belong to no whole block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Records that are missing, of one rank or of a whole launch."""
+
+    launch: int
+    rank: int | None = None
+    what: str
+
+    def __str__(self) -> str:
+        whose = "" if self.rank is None else f"rank {self.rank} "
+        return f"launch {self.launch}: {whose}{self.what}"

@@ -25,10 +25,20 @@ import polars as pl
 from numpy.typing import NDArray
 
 from scaling.reading import RECORDS_BYTES_MAX, read_bytes
-from scaling.records.decode import Block, Clock, End, Memory, Packed, Pause, decode_head, decode_records
+from scaling.records.decode import (
+    Block,
+    Clock,
+    End,
+    Memory,
+    Packed,
+    Pause,
+    RankFile,
+    decode_head,
+    decode_records,
+)
 from scaling.records.encoding import SealedLines, stretches
 from scaling.records.format import SCHEMA, ClockRecord, PauseRecord, Record
-from scaling.records.frames import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
+from scaling.records.tables import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
 
 Ints = NDArray[np.int64]
 
@@ -188,72 +198,6 @@ def named(stretch: bytes) -> str:
         return "a block"
     kind = re.match(rb'{"t":"(\w+)"', stretch)
     return f"its {kind[1].decode()} line" if kind else "a line"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFile:
-    """What one rank left: its head, and whether its file is complete."""
-
-    launch: int
-    rank: int
-    world: int
-    """Ranks of the launch."""
-    host: int
-    hostname: str
-    groups: dict[int, tuple[int, ...]]
-    """Ranks of each group of this rank, by the group's key (records.format.CollectiveRow.group)."""
-    warmup: dict[int, int]
-    cores: int
-    """Cores that the ranks of its host share; 0 if unknown."""
-    numa_nodes: int
-    """NUMA nodes of its host; 0 if unknown."""
-    buckets: tuple[int, ...]
-    """Own loops: bytes of DDP's buckets in the order of reduction; empty in other runs."""
-    fed_ns: dict[int, int]
-    """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
-    clock_bound_ns: int | None
-    """Largest error of its stamps on rank 0's clock; None where the two clocks were never compared."""
-    clock_corrected: bool
-    """Whether its stamps were moved onto rank 0's clock."""
-    clock_bend_ns: int = 0
-    """By how much its clock drifted unevenly, beyond what the errors of its comparisons explain."""
-    cut_off: bool
-    ended: bool
-    """Whether the rank reached the end of the launch, where its clock is compared a second time."""
-    plan_digest: str = ""
-    """Digest of the plan.json that the rank read; empty in own loops."""
-    detailed: frozenset[int] = frozenset()
-    """Rounds of the launch that have details; empty: all of them."""
-    blocks: int | None = None
-    """Blocks that it wrote by its own count; None where the file has no end line, or one that does not count them."""
-    damaged: tuple[str, ...] = ()
-    """What was left out because it changed after it was written: blocks, or kinds of lines."""
-    state: str | None = None
-    """Own loops: `done` or `failed`; None where the file has no end line."""
-    error: str = ""
-    steps: int = 0
-    """Own loops: steps that it ran by its own count; 0 where the file has no end line."""
-    steps_before: int = -1
-    process_ns: int = 0
-    process_unix_ns: int = 0
-    """As in the head."""
-    pauses: tuple[PauseRecord, ...] = ()
-    """Own loops: pauses between steps and steps that took far longer than usual, by this rank's own clock."""
-    dropped_samples: int = 0
-    """Steps that belong to no whole block."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Records that are missing, of one rank or of a whole launch."""
-
-    launch: int
-    rank: int | None = None
-    what: str
-
-    def __str__(self) -> str:
-        whose = "" if self.rank is None else f"rank {self.rank} "
-        return f"launch {self.launch}: {whose}{self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

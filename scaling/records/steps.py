@@ -26,8 +26,8 @@ from scaling.records.format import (
     PackedRecord,
     Record,
 )
-from scaling.records.frames import LINE_SPAN, REPEATED_OF_BLOCK, SCHEMAS
 from scaling.records.rank_file import Ints, Shift, Stored
+from scaling.records.tables import LINE_SPAN, REPEATED_OF_BLOCK, SCHEMAS
 from scaling.settings.schedule import FABRIC
 
 PARAMETERS = b'"parameters":['
@@ -219,7 +219,7 @@ class Stretch:
 
     launch: int
     blocks: pl.DataFrame
-    """A row for each block and rank: the table `blocks` with the columns of records.frames.LINE_SPAN."""
+    """A row for each block and rank: the table `blocks` with the columns of records.tables.LINE_SPAN."""
     files: Mapping[int, Stored]
     """By rank."""
 

@@ -15,10 +15,11 @@ from support.tables import checked, collected, unchecked
 
 from scaling.cli import pipeline
 from scaling.records import collect as reading
-from scaling.records import frames, tables
-from scaling.records.frames import SCHEMAS
+from scaling.records import tables
+from scaling.records import tables as frames
 from scaling.records.paths import RunFolder
 from scaling.records.processes import Processes
+from scaling.records.tables import SCHEMAS
 
 TRUTH = simulated_cluster.Truth(
     world_sizes=(1, 2, 4),

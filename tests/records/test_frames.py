@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.records.frames import by_runs
+from scaling.records.tables import by_runs
 
 PLACE = ["launch", "block", "rank", "step"]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from scaling.records import check, collect
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.records.tables import PUBLISHED, Tables
+from scaling.records.tables import PUBLISHED, Tables, in_memory
 from scaling.settings.plan import Plan
 
 

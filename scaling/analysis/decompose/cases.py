@@ -24,8 +24,7 @@ from scaling.analysis.results import (
     TrainingCase,
 )
 from scaling.analysis.statistics.rounds import MS, Rounds, drawn, percentiles, resampling_weights
-from scaling.records.frames import in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, in_memory
 from scaling.settings.cases import FITS, LATENCY, THROUGHPUT, TRAINING, Case, Largest, cases, step
 from scaling.settings.plan import LEFT_OUT, Outcome, Plan
 

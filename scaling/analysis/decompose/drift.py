@@ -26,8 +26,7 @@ from scaling.analysis.quality.untracked_traffic import hides_waits
 from scaling.analysis.results import Drift, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, among, student
 from scaling.hardware.nvml import REASONS
-from scaling.records.frames import in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
 

@@ -17,9 +17,8 @@ import polars as pl
 from scaling.analysis.results import HostSpeed, Measured
 from scaling.analysis.results.machine import HostSteps, OwnStep, RankSpread
 from scaling.analysis.statistics.rounds import MS, Floats, Formula, Rounds, level_of_each
-from scaling.records.frames import in_memory
-from scaling.records.rank_file import RankFile
-from scaling.records.tables import Tables
+from scaling.records.decode import RankFile
+from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, PAIRS
 

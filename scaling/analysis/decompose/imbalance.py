@@ -29,7 +29,7 @@ from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, Cycle, 
 from scaling.analysis.decompose.stragglers import STEP, Late, grids_of, late_ranks, latest
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, student
-from scaling.records.frames import ITS_PART, Frame, few_rounds
+from scaling.records.tables import ITS_PART, Frame, few_rounds
 from scaling.settings.schedule import PLAIN, PROBE
 
 _OWN = [duration for duration in DURATIONS if duration.meta.output_name() in OWN_PHASES]

@@ -26,8 +26,7 @@ from scaling.analysis.quality.launches import of_launches
 from scaling.analysis.results import NamedPhase, Point, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, among
 from scaling.records.format import generation
-from scaling.records.frames import in_memory
-from scaling.records.tables import PUBLISHED, Tables
+from scaling.records.tables import PUBLISHED, Tables, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ONE, PLAIN, PROBE
 from scaling.units import UNKNOWN, ranks, two_digits

@@ -32,10 +32,9 @@ import polars as pl
 
 from scaling.analysis.results import Goodput, Measured, Pause, Point, Stall
 from scaling.analysis.statistics.rounds import student
+from scaling.records.decode import RankFile
 from scaling.records.format import ALLOCATOR, BASELINE, BESIDE_SAVE, COLLECTION, PAUSES_SINGLE, PauseRecord
-from scaling.records.frames import in_memory
-from scaling.records.rank_file import RankFile
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN
 

@@ -18,7 +18,7 @@ import polars as pl
 from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.frames import Frame, in_memory
+from scaling.records.tables import Frame, in_memory
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.schedule import BARE_ALL, BARE_ONE
 

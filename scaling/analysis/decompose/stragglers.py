@@ -31,7 +31,7 @@ from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.results import Measured, Straggler
 from scaling.analysis.results.verdicts import NOTABLE
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, level_of_each, student, two_way
-from scaling.records.frames import ITS_PART, Frame, few_rounds, in_order
+from scaling.records.tables import ITS_PART, Frame, few_rounds, in_order
 from scaling.settings.schedule import PROBE
 
 _VALUES = {

@@ -23,8 +23,7 @@ from scaling.analysis.quality import contention
 from scaling.analysis.quality.launches import before_ns
 from scaling.analysis.results import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.frames import Frame, in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Frame, Tables, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
 

@@ -31,8 +31,7 @@ from scaling.analysis.network.shared_link import served
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.format import DISTURBS
-from scaling.records.frames import ITS_PART, PART, Frame, few_rounds, in_memory, round_selections
-from scaling.records.tables import Tables
+from scaling.records.tables import ITS_PART, PART, Frame, Tables, few_rounds, in_memory, round_selections
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.run import KINDS, MESSAGES
 from scaling.settings.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS

@@ -28,7 +28,7 @@ from scaling.analysis.network import cliffs
 from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
-from scaling.records.frames import Frame, in_memory
+from scaling.records.tables import Frame, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.run import KINDS
 

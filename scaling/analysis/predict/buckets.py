@@ -17,8 +17,7 @@ import polars as pl
 
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError
-from scaling.records.frames import Frame, in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Frame, Tables, in_memory
 from scaling.settings.plan import Trial
 from scaling.settings.run import DEFAULT_BUCKET_MB
 

@@ -23,8 +23,7 @@ from scaling.analysis.predict.change import ByRank, Source
 from scaling.analysis.predict.fabrics import inside_fabric
 from scaling.analysis.results import Analysis
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
-from scaling.records.frames import in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.run import WhatIf
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, half_batch

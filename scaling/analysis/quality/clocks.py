@@ -21,7 +21,7 @@ from scaling.analysis.results import DeviceClocks, Throttled
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
 from scaling.hardware.nvml import reasons_of
 from scaling.hardware.telemetry import HostRecord, Sample
-from scaling.records.frames import Frame, in_memory
+from scaling.records.tables import Frame, in_memory
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
 SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80

@@ -16,8 +16,7 @@ import polars as pl
 
 from scaling.analysis.results import Point
 from scaling.analysis.results.verdicts import NOTABLE
-from scaling.records.frames import Frame, in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Frame, Tables, in_memory
 from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, PLAIN, PROBE

@@ -15,9 +15,8 @@ from collections.abc import Collection, Mapping
 
 import polars as pl
 
-from scaling.records.frames import SCHEMAS, Frame, in_memory
 from scaling.records.run import Status, TrialStatus
-from scaling.records.tables import Tables
+from scaling.records.tables import SCHEMAS, Frame, Tables, in_memory
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.sample import details_line
 from scaling.settings.schedule import BARE_ONE, PAIRS, PLAIN, arms_of

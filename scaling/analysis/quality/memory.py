@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from scaling.analysis.results import Measured, MemoryGrowth, Point
-from scaling.records.frames import Frame, in_memory
 from scaling.records.rank_file import Ints
+from scaling.records.tables import Frame, in_memory
 from scaling.settings.environment import VARIABLE
 from scaling.settings.run import Spec
 from scaling.settings.schedule import STEP_ARMS

@@ -10,8 +10,7 @@ import polars as pl
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.results import Verdict
 from scaling.analysis.results.verdicts import NOTABLE, undecided
-from scaling.records.frames import Frame, in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Frame, Tables, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PHASES, PROBE
 from scaling.units import format_bytes

@@ -16,8 +16,7 @@ import polars as pl
 from scaling.analysis.decompose.quantities import DURATIONS
 from scaling.analysis.results import Point
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.frames import in_memory
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, in_memory
 from scaling.settings.schedule import BARE_ALL, DDP_SOLO
 from scaling.settings.topology import Topology
 from scaling_simulator.simulate.ask import Range

@@ -14,7 +14,7 @@ import pytest
 from support.results import spec
 
 from scaling.analysis.results import ArmTimes, Bucket, Comm, Loss, Measured, Point
-from scaling.records.frames import SCHEMAS
+from scaling.records.tables import SCHEMAS
 from scaling_simulator.simulate import arms
 from scaling_simulator.simulate.arms import spread_of
 

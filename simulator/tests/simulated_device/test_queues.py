@@ -9,8 +9,8 @@ import pytest
 from support.tables import unchecked
 
 from scaling.cli.pipeline import rebuild
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
+from scaling.records.tables import in_memory
 from simulated_device import ranks
 
 BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")

@@ -16,8 +16,8 @@ from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.clocks import DeviceSamples, with_telemetry
 from scaling.cli.pipeline import rebuild
 from scaling.hardware.nvml import REASONS
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
+from scaling.records.tables import in_memory
 from scaling.report import findings
 from scaling.report.answer import answer
 from scaling.report.tracking import tables

@@ -8,7 +8,7 @@ import pytest
 from support.own_loops import own_loop
 
 from scaling.cli.pipeline import rebuild
-from scaling.records import frames
+from scaling.records import tables
 from scaling.records.paths import RunFolder
 
 MS = 1e6
@@ -145,7 +145,7 @@ def test_tokens_a_second_are_those_of_all_ranks(unequal):
 
 
 def test_records_that_are_read_from_files_say_the_same(loop, varying, unequal, monkeypatch):
-    monkeypatch.setattr(frames, "STEP_ROWS", 60)
+    monkeypatch.setattr(tables, "STEP_ROWS", 60)
     assert loop(varying).points[0].tokens == unequal.points[0].tokens
 
 

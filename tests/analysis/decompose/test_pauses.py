@@ -11,7 +11,7 @@ import pytest
 
 from scaling.analysis.decompose import pauses
 from scaling.records.format import COLLECTION, EVALUATION, SAVE, PauseRecord
-from scaling.records.frames import in_memory
+from scaling.records.tables import in_memory
 from scaling.settings.plan import OWN_LOOP
 
 MS = 1_000_000

@@ -13,7 +13,7 @@ from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import launches
 from scaling.analysis.quality.launches import counted
-from scaling.records.frames import SCHEMAS, in_memory
+from scaling.records.tables import SCHEMAS, in_memory
 from scaling.settings.plan import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from scaling.analysis.run import derive
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
+from scaling.records.tables import in_memory
 from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.batches import samples_of
 

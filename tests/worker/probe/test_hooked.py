@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.analysis.run import derive
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
+from scaling.records.tables import in_memory
 from scaling.worker.probe.hooked import Hooked
 
 STEPS, EVALUATED = 45, 30
