@@ -1,17 +1,23 @@
-"""What is said of a run as a whole: what was run, how it ended, and how good its numbers are."""
+"""What is said of a run as a whole: what was run, how it and its trials ended, and how good its numbers are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import polars as pl
+
 from scaling.analysis.decompose import own_loop
-from scaling.analysis.quality import contention, launches
+from scaling.analysis.decompose.trials import ended_whole
+from scaling.analysis.quality import contention
 from scaling.analysis.results import Details, NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
 from scaling.analysis.results.measured import LAUNCHES_MIN
-from scaling.records.tables import Tables
+from scaling.records.run import Status
+from scaling.records.tables import Tables, in_memory, span_ns
 from scaling.settings.plan import Plan
+from scaling.settings.sample import details_line
+from scaling.settings.schedule import PLAIN
 from scaling.units import UNKNOWN, format_duration, two_digits
 
 TARGETS = (5.0, 2.0, 1.0, 0.5)
@@ -88,7 +94,7 @@ def quality(
         warnings=(
             *map(str, tables.gaps),
             *notes,
-            *launches.warnings(tables, plan),
+            *sampled_details(tables, plan),
             *contention.warnings(judged, plan, ending.stolen),
             *own_loop.updates(tables, plan),
             *_uneven_clocks(tables),
@@ -119,7 +125,7 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     more = math.ceil(units * (half / target) ** 2)
     if more > contention.MORE_MOST * units:
         return (f"{text}, too uneven to say how many would do",)
-    took_s = launches.span_ns(tables.blocks) / 1e9 / units
+    took_s = span_ns(tables.blocks) / 1e9 / units
     return (f"{text}; ±{target:g} would take about {more} {unit} ({format_duration(more * took_s)})",)
 
 
@@ -134,3 +140,93 @@ def _uneven_clocks(tables: Tables) -> tuple[str, ...]:
         f"the clock of {ranks} {worst} drifted unevenly, by {bent[worst] / 1e3:.0f} us more than its comparisons with "
         "rank 0's explain; the bound of the ranks' clocks contains it",
     )
+
+
+def launch_sentences(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, ...]:
+    """Warnings where the trials do not all come from the same launches, or where a launch is not counted."""
+    used = {launch for launches in counted.values() for launch in launches}
+    lines = []
+    if len({frozenset(launches) for launches in counted.values() if launches}) > 1:
+        which = "; ".join(f"{n}: {_list(launches)}" for n, launches in counted.items() if launches)
+        lines.append(
+            f"world sizes were measured in different launches ({which}), and the intervals do not cover what changes "
+            "from launch to launch"
+        )
+    unused = tables.launches - used
+    if unused and used:
+        whole = all(ended_whole(tables, launch) for launch in used)
+        why = (
+            f"launch {_list(used)} measured the same trials whole"
+            if whole
+            else "other launches measured more of the same trials"
+        )
+        lines.append(f"launch {_list(unused)} was cut off and is not counted: {why}")
+    return tuple(lines)
+
+
+def _list(launches: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(launches)))
+
+
+def sampled_details(tables: Tables, plan: Plan) -> tuple[str, ...]:
+    """A line for each launch of which only some measured rounds have details."""
+    by_launch = {file.launch: file.detailed for file in tables.ranks if file.detailed}
+    lines = []
+    for launch, detailed in sorted(by_launch.items()):
+        plain = tables.blocks.filter((pl.col("launch") == launch) & (pl.col("arm") == PLAIN))
+        numbers = set(in_memory(plain.select("round").unique())["round"])
+        if numbers - detailed:
+            where = f"launch {launch}: " if len(by_launch) > 1 else ""
+            lines.append(f"{where}{details_line(plan, detailed, max(numbers) + 1)}")
+    return tuple(lines)
+
+
+def endings(plan: Plan, status: Status | None, tables: Tables) -> tuple[TrialStatus, ...]:
+    """A status for each trial, in the plan's order. `status`: None where status.json is missing."""
+    if plan.kind.followed:
+        return tuple(_of_own_loop(t.world_size, tables) for t in plan.trials)
+    return tuple(_of_trial(t.world_size, status, tables) for t in plan.trials)
+
+
+def _of_own_loop(world_size: int, tables: Tables) -> TrialStatus:
+    """How an own loop stands, from the end of its latest launch's records."""
+    latest = max((rank.launch for rank in tables.ranks), default=0)
+    ranks = {rank.rank: rank for rank in tables.ranks if rank.launch == latest}
+    failed = next((rank for rank in ranks.values() if rank.state == "failed"), None)
+    missing = next((rank for rank in range(world_size) if rank not in ranks), None)
+    going = next((rank.rank for rank in ranks.values() if rank.state is None), None)
+    if failed is not None:
+        return TrialStatus(world_size=world_size, status="failed", error=failed.error, rank=failed.rank)
+    if missing is not None:
+        return TrialStatus(world_size=world_size, status="lost", error="left no records", rank=missing)
+    if going is not None:
+        error = "the loop was still running, or was ended from outside"
+        return TrialStatus(world_size=world_size, status="interrupted", error=error, rank=going)
+    return TrialStatus(world_size=world_size, status="done")
+
+
+def _of_trial(world_size: int, status: Status | None, tables: Tables) -> TrialStatus:
+    """How one trial stands, from how the launches ended and from the records on disk."""
+    stood = next((t for t in status.trials if t.world_size == world_size), None) if status else None
+    if stood is None:
+        return _without_status(world_size, tables)
+    if stood.status == "running":
+        return TrialStatus(world_size=world_size, status="interrupted", error="the run was cut off")
+    if stood.status == "done":
+        whole = {(rank.launch, rank.rank) for rank in tables.ranks if rank.ended and not rank.cut_off}
+        wanted = [(launch, rank) for launch in stood.launches for rank in range(world_size)]
+        missing = next((rank for launch, rank in wanted if (launch, rank) not in whole), None)
+        if missing is not None:
+            error = next((str(gap) for gap in tables.gaps if gap.rank == missing), None)
+            return TrialStatus(world_size=world_size, status="lost", error=error, rank=missing)
+    return TrialStatus(world_size=world_size, status=stood.status, error=stood.error, rank=stood.rank)
+
+
+def _without_status(world_size: int, tables: Tables) -> TrialStatus:
+    """Done where some launch measured it and all its ranks' records are whole; the number of launches is not known."""
+    whole = {(rank.launch, rank.rank) for rank in tables.ranks if not rank.cut_off}
+    here = tables.blocks.filter(pl.col("world_size") == world_size)
+    measured = in_memory(here.select("launch").unique())["launch"].to_list()
+    if any(all((launch, rank) in whole for rank in range(world_size)) for launch in measured):
+        return TrialStatus(world_size=world_size, status="done")
+    return TrialStatus(world_size=world_size, status="lost", error="status.json is missing")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from scaling.analysis import invariants
-from scaling.analysis.about import Ending, quality, run_info
+from scaling.analysis.about import Ending, launch_sentences, quality, run_info
 from scaling.analysis.decompose import own_loop, pauses
 from scaling.analysis.decompose.drift import drifts
 from scaling.analysis.decompose.hosts import hosts, spread
@@ -26,7 +26,7 @@ from scaling.analysis.decompose.trials import RunRecords, withheld
 from scaling.analysis.network import cliffs, curve, links, nccl_causes
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.quality import contention, details, launches, memory, untracked_traffic
+from scaling.analysis.quality import contention, details, memory, untracked_traffic
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -44,7 +44,7 @@ from scaling.analysis.statistics.rounds import Floats, Rounds, among
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import NOISE, verdicts
-from scaling.records.tables import Tables, in_memory
+from scaling.records.tables import Tables, in_memory, of_launches, span_ns
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.schedule import OF_NONE, PLAIN
 
@@ -83,7 +83,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
     # Where clocks had to be corrected, what compares ranks is uncertain by the correction's bound.
     # So it is by the anchors' where stamps are a device's events.
-    used = launches.of_launches(tables, frozenset().union(*counted.values()))
+    used = of_launches(tables, frozenset().union(*counted.values()))
     clock_bound = max((r.clock_bound_ns or 0 for r in used.ranks if r.clock_corrected), default=0)
     clock_bound += ending.device_clock_bound_ns or 0
     cores = min((rank.cores for rank in used.ranks), default=0)
@@ -137,7 +137,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             ending,
             tuple(points),
             (
-                *launches.launch_sentences(counted, tables),
+                *launch_sentences(counted, tables),
                 *apart,
                 *base_warning(over, spec.mode),
                 *memory.clock_warnings(points, spec),
@@ -251,7 +251,7 @@ def _and_why_undecided(verdict: Verdict, tables: Tables, points: Sequence[Point]
         or not verdict.evidence[0].startswith(NOISE)
     ):
         return verdict
-    round_s = launches.span_ns(tables.blocks) / 1e9 / point.efficiency.n
+    round_s = span_ns(tables.blocks) / 1e9 / point.efficiency.n
     why = contention.unquiet(point, round_s, ending.stolen)
     if not why:
         return verdict

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from scaling.analysis.about import Ending
+from scaling.analysis.about import Ending, endings
 from scaling.analysis.analyze import analyze_strategies, of_strategies
 from scaling.analysis.decompose.cases import analyze_cases
 from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
@@ -18,7 +18,6 @@ from scaling.analysis.doctor.preflight import Preflight
 from scaling.analysis.invariants import within
 from scaling.analysis.network import nccl_log
 from scaling.analysis.quality import clocks, memory
-from scaling.analysis.quality.launches import endings, span_ns
 from scaling.analysis.results import (
     Analysis,
     MemoryGrowth,
@@ -34,7 +33,7 @@ from scaling.records.checkup import KernelTable, Roofline
 from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
 from scaling.records.run import Status, TrialStatus, read_largest, read_plan, read_status
-from scaling.records.tables import Tables, map_blocks
+from scaling.records.tables import Tables, map_blocks, span_ns
 from scaling.settings.cases import Largest
 from scaling.settings.environment import NUMA_BOUND
 from scaling.settings.estimate import left_out_lines

@@ -329,6 +329,38 @@ def _read(path: Path) -> pl.DataFrame:
     return pl.read_parquet(path, glob=False, hive_partitioning=False)
 
 
+def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
+    """The records of some launches; the same object if these are all of them."""
+    recorded = {rank.launch for rank in tables.ranks} | {
+        gap.launch for gap in tables.gaps if gap.rank is not None
+    }
+    if launches >= recorded | tables.launches:
+        return tables
+    chosen = pl.col("launch").is_in(sorted(launches))
+    return tables.having(
+        {name: getattr(tables, name).filter(chosen) for name in SCHEMAS},
+        ranks=tuple(rank for rank in tables.ranks if rank.launch in launches),
+        gaps=tuple(gap for gap in tables.gaps if gap.launch in launches or gap.rank is None),
+        parts=tuple(part for part in tables.parts if part.launch in launches),
+    )
+
+
+def span_ns(blocks: Frame) -> int:
+    """The sum over launches of the time from the first block to the last; time between launches does not count."""
+    return int(_spans(blocks)["ns"].sum())
+
+
+def before_ns(blocks: Frame) -> pl.DataFrame:
+    """(launch, before_ns): total span of the launches before each one, since stamps of two launches share no clock."""
+    spans = _spans(blocks).sort("launch")
+    return spans.select("launch", before_ns=pl.col("ns").cum_sum() - pl.col("ns"))
+
+
+def _spans(blocks: Frame) -> pl.DataFrame:
+    """(launch, ns): from its first block to its last, on the clock of its own rank 0."""
+    return in_memory(blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min()))
+
+
 def joined(runs: Sequence[Tables]) -> Tables:
     """The records of several runs as those of one, their launches renumbered to follow on; all in memory."""
     first = 0

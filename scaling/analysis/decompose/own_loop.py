@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from scaling.analysis.decompose.pauses import disturbed
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.stragglers import FLOOR, Light, grids_of, late_ranks
-from scaling.analysis.quality.launches import of_launches
 from scaling.analysis.results import NamedPhase, Point, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, among
 from scaling.records.format import generation
-from scaling.records.tables import PUBLISHED, Tables, in_memory
+from scaling.records.tables import PUBLISHED, Tables, in_memory, of_launches
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ONE, PLAIN, PROBE
 from scaling.units import UNKNOWN, ranks, two_digits

@@ -20,10 +20,9 @@ from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.decompose.unit_stamps import has_units, spans_of, typical_step, unit_blocks
 from scaling.analysis.network.shared_link import channels, served
 from scaling.analysis.quality import contention
-from scaling.analysis.quality.launches import before_ns
 from scaling.analysis.results import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.tables import Frame, Tables, in_memory
+from scaling.records.tables import Frame, Tables, before_ns, in_memory
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
 

@@ -28,16 +28,26 @@ from scaling.analysis.decompose.stragglers import queue_waits, read_light, waits
 from scaling.analysis.decompose.unit_stamps import has_units, turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.network.shared_link import served
-from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.format import DISTURBS
-from scaling.records.tables import ITS_PART, PART, Frame, Tables, few_rounds, in_memory, round_selections
+from scaling.records.tables import (
+    ITS_PART,
+    PART,
+    Frame,
+    Tables,
+    few_rounds,
+    in_memory,
+    of_launches,
+    round_selections,
+)
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.run import KINDS, MESSAGES
-from scaling.settings.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
+from scaling.settings.schedule import BARE_ONE, DDP_SOLO, PAIRS, PLAIN, PROBE, REPLAY, STEP_ARMS, arms_of
 
 _MESSAGES = [KINDS.index(name) for name in MESSAGES]
 """Sends and receives of one rank to another, of which no collective is made."""
+OWN_KINDS = 3
+"""Kinds of blocks in a round of an own loop: plain, with phase stamps, and with phase stamps and buckets."""
 ROUND_ROWS = 400_000
 """Rows of steps of which the means of blocks are computed at a time, or those of one round."""
 
@@ -76,6 +86,49 @@ class RunRecords:
             (trial,) = (t for t in self.plan.trials if t.world_size == n)
             self._trials[n, launches] = _read(of_launches(self.tables, launches), self.plan, trial)
         return self._trials[n, launches]
+
+
+def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
+    """Launches that a trial's numbers come from; empty if it was not measured at all.
+
+    Arms are compared within a launch, so that differences between launches (time of day, hosts, process start) do not
+    appear as a loss. A trial is therefore read from the launches that measured it completely. If there is none, it is
+    read from launches that were cut off but have complete rounds; and if no round is complete, from the launch with
+    most blocks.
+    """
+    n = trial.world_size
+    facts = ["launch", "round", "arm", "detailed", "batch"]
+    here = (pl.col("world_size") == n) & ~pl.col("arm").is_in([BARE_ONE, PAIRS]) & (pl.col("rank") < n)
+    blocks = in_memory(tables.blocks.filter(here).group_by(facts).agg(ranks=pl.len()))
+    blocks = blocks.filter((pl.col("arm") == PLAIN).any().over("launch"))
+    measured = blocks["launch"].unique().to_list()
+    whole = [launch for launch in measured if ended_whole(tables, launch)]
+    if whole:
+        return frozenset(whole)
+    if plan.kind.followed:
+        rounds, kinds = blocks.filter(pl.col("round") >= 0), OWN_KINDS  # its baseline has rounds of its own
+    else:
+        batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
+        of_batches = (pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches))
+        alone = in_memory(tables.blocks.filter(of_batches).select(facts).unique())
+        rounds, kinds = (
+            pl.concat([blocks.select(facts), alone]),
+            len(set(arms_of(n, plan.content))) + len(batches),
+        )
+    arms_run = rounds.group_by("launch", "round").agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
+    full = set(arms_run.filter(pl.col("arms") == kinds)["launch"]) & set(measured)
+    most = blocks.group_by("launch").agg(pl.col("ranks").sum()).sort("ranks", "launch")["launch"].tail(1)
+    return frozenset(full or most)
+
+
+def ended_whole(tables: Tables, launch: int) -> bool:
+    """Whether every rank of a launch wrote its records to the end; an own loop may also end with an exception."""
+    files = {rank.rank: rank for rank in tables.ranks if rank.launch == launch}
+    world = max((file.world for file in files.values()), default=0)
+    return bool(files) and all(
+        rank in files and (files[rank].ended or files[rank].state is not None) and not files[rank].cut_off
+        for rank in range(max(world, len(files)))
+    )
 
 
 def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:

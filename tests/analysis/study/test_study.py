@@ -11,10 +11,9 @@ from support.results import about
 from support.simulated_cluster import Straggler, Truth, simulate
 from support.tables import collected
 
-from scaling.analysis.about import Ending
+from scaling.analysis.about import Ending, endings
 from scaling.analysis.analyze import analyze
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.quality.launches import endings
 from scaling.analysis.results import Measured, Verdict
 from scaling.analysis.statistics.rounds import student
 from scaling.analysis.study.size import ONE_EACH, read_size

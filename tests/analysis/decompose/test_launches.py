@@ -6,14 +6,13 @@ import polars as pl
 import pytest
 from support.tables import loaded
 
+from scaling.analysis.about import launch_sentences
 from scaling.analysis.decompose.own_loop import other_batches, usable
-from scaling.analysis.decompose.trials import RunRecords
+from scaling.analysis.decompose.trials import RunRecords, counted
 from scaling.analysis.predict.change import Change
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.quality import launches
-from scaling.analysis.quality.launches import counted
-from scaling.records.tables import SCHEMAS, in_memory
+from scaling.records.tables import SCHEMAS, in_memory, of_launches
 from scaling.settings.plan import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
@@ -106,7 +105,7 @@ def test_gradients_and_memory_are_those_of_the_launches_that_count(weak):
     expected = [source.gradients.sizes for source in read_sources(RunRecords(alone, weak.plan))]
     assert expected
     assert [s.gradients.sizes for s in read_sources(RunRecords(tables, weak.plan))] == expected
-    chosen = loaded(launches.of_launches(tables, frozenset({1})))
+    chosen = loaded(of_launches(tables, frozenset({1})))
     assert {launch for name in SCHEMAS for launch in in_memory(getattr(chosen, name))["launch"]} == {1}
 
 
@@ -158,10 +157,10 @@ def test_a_launch_left_out_beside_others_that_were_cut_off_too_is_not_called_mea
     """Launch 0 crashed in its first round, launch 1 was stopped after some."""
     cut = launched(kept(weak.tables, pl.col("round") < 1), 0, ended=False)
     more = launched(weak.tables, 1, ended=False)
-    (line,) = launches.launch_sentences({4: [1]}, together(cut, more))
+    (line,) = launch_sentences({4: [1]}, together(cut, more))
     assert line == "launch 0 was cut off and is not counted: other launches measured more of the same trials"
     whole = launched(weak.tables, 1)
-    (line,) = launches.launch_sentences({4: [1]}, together(cut, whole))
+    (line,) = launch_sentences({4: [1]}, together(cut, whole))
     assert line.endswith("launch 1 measured the same trials whole")
 
 
