@@ -20,9 +20,8 @@ import numpy as np
 import polars as pl
 
 from scaling.analysis.decompose.quantities import Cycle
-from scaling.analysis.network.channel import ONE, Channel, union
+from scaling.analysis.network.channel import ONE, Channel, ChannelOf, union
 from scaling.analysis.network.replay import Barrier, Replay
-from scaling.analysis.network.shared_link import ChannelOf
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import ITS_PART, Frame, few_rounds, in_memory, in_order
 from scaling.settings.run import KINDS

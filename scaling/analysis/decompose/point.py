@@ -17,7 +17,7 @@ from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
 from scaling.analysis.decompose.traffic import closure, comm
-from scaling.analysis.network.shared_link import HOSTS_OWN
+from scaling.analysis.network.channel import HOSTS_OWN
 from scaling.analysis.quality import clocks, untracked_traffic
 from scaling.analysis.results import (
     ArmTimes,

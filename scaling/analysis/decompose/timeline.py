@@ -18,7 +18,8 @@ from scaling.analysis.decompose.detailed import BlockStamps, detailed_blocks, me
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.decompose.unit_stamps import has_units, spans_of, typical_step, unit_blocks
-from scaling.analysis.network.shared_link import channels, served
+from scaling.analysis.network.channel import channels
+from scaling.analysis.network.shared_link import served
 from scaling.analysis.quality import contention
 from scaling.analysis.results import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.statistics.rounds import Floats

@@ -26,6 +26,7 @@ from scaling.analysis.decompose.quantities import (
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.stragglers import queue_waits, read_light, waits_look_like_compute
 from scaling.analysis.decompose.unit_stamps import has_units, turns
+from scaling.analysis.network.channel import channels
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.network.shared_link import served
 from scaling.analysis.statistics.rounds import Floats
@@ -147,18 +148,18 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
     index = rounds.sort("launch", "round")
     buckets = tables.buckets.filter(first & ~pl.col("kind").is_in(_MESSAGES))
-    how, host_ns = served(tables, plan), _host_ns(tables, n)
     cycles: tuple[Cycle, ...] = ()
     sizes: tuple[int, ...] = ()
     if has_units(buckets.lazy()):
         stamped = in_memory(steps)
         steps = stamped.lazy()
-        shards = read_sharded(stamped, buckets.lazy(), mesh, how)
+        shards = read_sharded(stamped, buckets.lazy(), mesh, served(tables, plan))
         cycles, merged, sent = shards.cycles, shards.merged, shards.sent
         sizes = tuple(collective.bytes for collective in sent)
     else:
+        channel, host_ns = channels(tables, plan), _host_ns(tables, n)
         cycles, merged, sizes = read_detailed(
-            detailed_blocks(steps, buckets, tables.blocks, n, how.channel, host_ns)
+            detailed_blocks(steps, buckets, tables.blocks, n, channel, host_ns)
         )
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")

@@ -27,16 +27,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.statistics.rounds import Floats
+from scaling.records.tables import Tables
+from scaling.settings.plan import HARNESS, Plan
+from scaling.settings.run import KINDS
 
 CLOCKS_NS = 200_000.0
 """On a back end of the host, ranks' clocks and stamps may differ by this."""
 STAMPS_NS = 20_000.0
 """A device's stamps may differ by this, beside the error of the comparison of clocks."""
+HOSTS_OWN = ("gloo", "mpi")
+"""Back ends whose collectives the host makes and waits for."""
+_IN_TURN = (KINDS.index("all_gather"), KINDS.index("reduce_scatter"))
+"""What a communicator of `scaling run` carries one after the other, over a host's back end too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +210,35 @@ class Channel:
 
 ONE = Channel()
 """All on one communicator. When its last collective is done does not depend on the back end."""
+
+
+class ChannelOf(Protocol):
+    """How the back end of a plan serves the collectives of a step."""
+
+    def __call__(self, communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
+        """`communicators`, `kinds`: of each collective, in order; without kinds they are all-reduces."""
+
+
+def channels(tables: Tables, plan: Plan) -> ChannelOf:
+    """The back end of a plan. Communicators between hosts share a wire, and so do those within hosts."""
+    backend = plan.spec.topology.backend
+    ordered = backend in HOSTS_OWN and plan.source == HARNESS
+    host = {(file.launch, file.rank): file.host for file in tables.ranks}
+    across: dict[int, int] = {}
+    bounds = [file.clock_bound_ns for file in tables.ranks]
+    measured_bounds = [bound for bound in bounds if bound is not None]
+    bound = max(measured_bounds, default=0) if len(measured_bounds) == len(bounds) else None
+    for file in tables.ranks:
+        for key, members in file.groups.items():
+            if file.rank == members[0]:  # each group once
+                hosts = {host.get((file.launch, rank), file.host) for rank in members}
+                across[key] = max(across.get(key, 0), int(len(hosts) > 1))
+
+    def channel(communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
+        in_turn = [ordered and kind in _IN_TURN for kind in kinds]
+        return Channel.of(backend, communicators, lambda key: across.get(key, 0), bound, in_turn)
+
+    return channel
 
 
 def is_fifo(backend: str) -> bool:

@@ -11,8 +11,6 @@ The first ones add up to the time in which the link is busy, however it was divi
 took. The second one is what a replay starts from: groups that begin together then end together, behind their sum.
 
 Arrays: S steps, R ranks, K collectives; times in ns.
-
-Also how the back end of a run serves the collectives of its steps, by where their communicators' ranks lie.
 """
 
 from __future__ import annotations
@@ -20,15 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
-from scaling.analysis.network.channel import ONE, Channel, Flow
+from scaling.analysis.network.channel import HOSTS_OWN, ONE, ChannelOf, Flow, channels
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
-from scaling.settings.plan import HARNESS, Plan
-from scaling.settings.run import KINDS
+from scaling.settings.plan import Plan
 
 Worth = Callable[[Floats], Floats]
 
@@ -172,23 +168,8 @@ def _leaving(hosts: tuple[int, ...], members: Members) -> Mapping[int, tuple[Gro
     return {host: tuple(groups) for host, groups in by_host.items()}
 
 
-HOSTS_OWN = ("gloo", "mpi")
-"""Back ends whose collectives the host makes and waits for."""
-
-
-_IN_TURN = (KINDS.index("all_gather"), KINDS.index("reduce_scatter"))
-"""What a communicator of `scaling run` carries one after the other, over a host's back end too."""
-
-
 Groups = Callable[[int, int], tuple[int, ...]]
 """The ranks of a communicator: (rank, its key in the records)."""
-
-
-class ChannelOf(Protocol):
-    """How the back end of a plan serves the collectives of a step."""
-
-    def __call__(self, communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
-        """`communicators`, `kinds`: of each collective, in order; without kinds they are all-reduces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,25 +201,3 @@ def links(tables: Tables, plan: Plan) -> SharedLink:
     most = min(max(host, default=-1) + 1, plan.ranks)
     # a rank without records is on a host of its own
     return SharedLink(hosts=tuple(places[host[rank]] if rank in host else -1 - rank for rank in range(most)))
-
-
-def channels(tables: Tables, plan: Plan) -> ChannelOf:
-    """The back end of a plan. Communicators between hosts share a wire, and so do those within hosts."""
-    backend = plan.spec.topology.backend
-    ordered = backend in HOSTS_OWN and plan.source == HARNESS
-    host = {(file.launch, file.rank): file.host for file in tables.ranks}
-    across: dict[int, int] = {}
-    bounds = [file.clock_bound_ns for file in tables.ranks]
-    measured_bounds = [bound for bound in bounds if bound is not None]
-    bound = max(measured_bounds, default=0) if len(measured_bounds) == len(bounds) else None
-    for file in tables.ranks:
-        for key, members in file.groups.items():
-            if file.rank == members[0]:  # each group once
-                hosts = {host.get((file.launch, rank), file.host) for rank in members}
-                across[key] = max(across.get(key, 0), int(len(hosts) > 1))
-
-    def channel(communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
-        in_turn = [ordered and kind in _IN_TURN for kind in kinds]
-        return Channel.of(backend, communicators, lambda key: across.get(key, 0), bound, in_turn)
-
-    return channel

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from scaling.analysis.network.shared_link import HOSTS_OWN, Members
+from scaling.analysis.network.channel import HOSTS_OWN
+from scaling.analysis.network.shared_link import Members
 from scaling.settings.topology import Topology
 
 

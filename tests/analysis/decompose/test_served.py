@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scaling.analysis.network.shared_link import channels
+from scaling.analysis.network.channel import channels
 from scaling.settings.plan import HARNESS, OWN_LOOP
 from scaling.settings.run import KINDS
 
