@@ -18,7 +18,6 @@ from scaling.analysis.decompose import own_loop, pauses
 from scaling.analysis.decompose.drift import drifts
 from scaling.analysis.decompose.hosts import hosts, spread
 from scaling.analysis.decompose.loss import Link, base_warning, base_world_size
-from scaling.analysis.decompose.pauses import with_goodput
 from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input
@@ -111,7 +110,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
         )
     if plan.kind.followed:
         points = [
-            dataclasses.replace(with_goodput(p, whole, plan), pauses=paused, stalls=stalls)
+            dataclasses.replace(pauses.with_goodput(p, whole, plan), pauses=paused, stalls=stalls)
             for p in points
             for paused, stalls in [beside[p.world_size]]
         ]

@@ -16,7 +16,7 @@ from scaling.analysis.compare.differences import Prices
 from scaling.analysis.compare.runs import compare as compared
 from scaling.analysis.compare.runs import with_split
 from scaling.analysis.compare.sweep import Member, alike, sweep
-from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.network.curve import NoPathError
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep

@@ -219,15 +219,13 @@ def quantities(records: TrialRecords) -> dict[str, Floats]:
 
 
 def late_apart(
-    records: TrialRecords, rounds: Rounds, of_tokens: Effect | None, floor: float, hosts: Sequence[int]
+    of_tokens: Effect, records: TrialRecords, rounds: Rounds, floor: float, hosts: Sequence[int]
 ) -> Late | None:
     """`late_ranks` beyond what tokens explain.
 
     The time a token takes is known with an error, which makes a rank with more tokens look late, or one with fewer. So
     a rank is late only where both ends of that interval find it too, and its cost is no better known than these agree.
     """
-    if of_tokens is None:
-        return late_ranks(records, rounds, floor, hosts)
     late = late_ranks(of_tokens.evened(records), rounds, floor, hosts)
     interval = of_tokens.per_token_ns.interval
     if late is None or interval is None:

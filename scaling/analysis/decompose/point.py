@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
 from scaling.analysis.decompose import imbalance, own_loop, stragglers
-from scaling.analysis.decompose import own_loop as named
-from scaling.analysis.decompose import stragglers as light
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, cost, efficiency, loss, loss_by_kind
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
-from scaling.analysis.decompose.stragglers import Late, describe
+from scaling.analysis.decompose.stragglers import Late, describe, late_ranks
 from scaling.analysis.decompose.traffic import closure, comm
 from scaling.analysis.network.channel import HOSTS_OWN
 from scaling.analysis.quality import clocks, untracked_traffic
@@ -160,7 +159,8 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     of_tokens = imbalance.effect(records, rounds)
     seen = not untracked_traffic.hides_waits(records)
     floor = _overhead(rounds).floor
-    late = imbalance.late_apart(records, rounds, of_tokens, floor, hosts) if seen else None
+    find = late_ranks if of_tokens is None else partial(imbalance.late_apart, of_tokens)
+    late = find(records, rounds, floor, hosts) if seen else None
     least_ns = WOKEN_NS if plan.spec.topology.backend in HOSTS_OWN else 0.0
     if late is not None and not late.cost_ns.surely_above(least_ns):
         late = None
@@ -172,7 +172,7 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
         typical=typical,
         evened=of_tokens.evened(records) if of_tokens else records,
         explained_ns=of_tokens.explained_ns(records, late.ranks[0], typical) if of_tokens and late else {},
-        phases=named.phases(records, rounds, floor, least_ns if seen else math.inf),
+        phases=own_loop.phases(records, rounds, floor, least_ns if seen else math.inf),
     )
 
 
@@ -203,7 +203,7 @@ def _merged_values(records: TrialRecords, readings: Arms, plan: Plan) -> dict[st
     values = {name: records.per_round(values_by_round) for name, values_by_round in records.merged.items()}
     detailed = records.arm(PROBE, detailed=True)
     if records.light and not _details_hold(values, detailed["exposed"]):
-        values |= light.waits(records)
+        values |= stragglers.waits(records)
     values[EARLIER] = detailed[EARLIER]
     evened, typical = readings.evened, readings.typical
     mask = np.array([rank in typical for rank in range(records.trial.world_size)])

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from scaling.analysis.network.curve import bus_factor
 from scaling.analysis.network.replay import Program, Replay
-from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Frame, in_memory
 from scaling.settings.plan import Plan, Trial

@@ -14,8 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.network.curve import Points
-from scaling.analysis.network.ring import Hops
+from scaling.analysis.network.curve import Hops, Points
 from scaling.analysis.predict.buckets import Gradients
 from scaling.analysis.statistics.rounds import Floats, UnknownQuantityError
 

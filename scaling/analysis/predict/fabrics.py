@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scaling.analysis.network.ring import Hops, NoPathError, PerHop
+from scaling.analysis.network.curve import Hops, NoPathError, PerHop
 from scaling.analysis.predict.change import LATENCY, Linked
 from scaling.analysis.statistics.rounds import Floats
 from scaling.settings.topology import Level, Link, Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.analysis.invariants import UNSPLIT, splits
-from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.network.curve import NoPathError
 from scaling.analysis.predict.change import LATENCY, Change, Source
 from scaling.analysis.predict.fabrics import Links, carries, inside_fabric, measured_fabric, named_fabric
 from scaling.analysis.predict.prediction import FIGURES, assumptions, predict, unchanged

@@ -16,8 +16,7 @@ from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, TrialRe
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
-from scaling.analysis.network.curve import Points
-from scaling.analysis.network.ring import Hops, PerHop
+from scaling.analysis.network.curve import Hops, PerHop, Points
 from scaling.analysis.predict.buckets import per_bucket, per_parameter, ready
 from scaling.analysis.predict.change import ByRank, Source
 from scaling.analysis.predict.fabrics import inside_fabric

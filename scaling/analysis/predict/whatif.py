@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scaling.analysis.network.channel import ONE
+from scaling.analysis.network.curve import ring_times
 from scaling.analysis.network.replay import Replay
-from scaling.analysis.network.ring import ring_times
 from scaling.analysis.predict.buckets import bucketed
 from scaling.analysis.predict.change import NO_CHANGE, UNVARIED, Change, Lean, Phases, Source, stretches
 from scaling.analysis.statistics.rounds import Floats, latest

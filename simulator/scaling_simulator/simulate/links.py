@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.network.curve import NoPathError
 from scaling.analysis.predict.fabrics import (
     DOUBT_SHARE,
     DOUBT_UNKNOWN,

@@ -11,7 +11,7 @@ from scaling.analysis.decompose.kernels import idle_share
 from scaling.analysis.decompose.roofline import EXPLAINS
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
-from scaling.analysis.network.ring import Hops, ring_times
+from scaling.analysis.network.curve import Hops, ring_times
 from scaling.analysis.predict.change import Linked
 from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabric, named_fabric
 from scaling.analysis.predict.sources import inside_one_host, measured_link

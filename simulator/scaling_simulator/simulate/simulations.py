@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.network.curve import NoPathError
 from scaling.cli.loaded import Run
 from scaling.cli.output import say
 from scaling.errors import InputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.network.curve import NoPathError
 from scaling.settings.parallel import Axis, Mesh
 from scaling.settings.topology import Level, Link, Topology
 from scaling_simulator.simulate import links

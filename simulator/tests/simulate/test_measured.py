@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scaling.analysis.network.ring import Hops, PerHop
+from scaling.analysis.network.curve import Hops, PerHop
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, SCHEMA, Kernel, KernelTable
 from scaling.settings.parallel import Mesh, Parallel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.network.ring import Hops, NoPathError, PerHop, bus_factor, ring_times
+from scaling.analysis.network.curve import Hops, NoPathError, PerHop, bus_factor, ring_times
 
 
 def hops(name, ranks, alpha, beta):

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.network.curve import NoPathError
 from scaling.analysis.predict.change import LATENCY
 from scaling.analysis.predict.fabrics import LATENCY_NOMINAL, carries, named_fabric
 from scaling.analysis.predict.predictions import as_measured, predictions

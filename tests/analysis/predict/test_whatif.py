@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.network.ring import Hops
+from scaling.analysis.network.curve import Hops
 from scaling.analysis.predict.change import Change
 from scaling.analysis.predict.prediction import FIXED_SHARE, named_leans, predict
 from scaling.analysis.predict.sources import read_sources
