@@ -30,8 +30,8 @@ from scaling.records.run import read_plan
 from scaling.records.tables import SCHEMAS, Tables, in_memory, read_published
 from scaling.report.documents import comparison as comparison_report
 from scaling.report.documents import prediction as prediction_report
+from scaling.report.documents.run import brief, brief_html
 from scaling.report.model import Document
-from scaling.report.publish import brief, brief_html
 from scaling.report.terminal import draw
 from scaling.settings.plan import Plan
 

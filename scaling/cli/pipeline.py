@@ -12,7 +12,7 @@ from scaling.analysis.run import Rebuilt, derive
 from scaling.records.files import read_json, write_json
 from scaling.records.paths import RunFolder, find_run
 from scaling.records.tables import publish_tables
-from scaling.report.publish import publish
+from scaling.report.documents.run import publish
 
 
 def read_analysis(folder: RunFolder) -> Analysis:

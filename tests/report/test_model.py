@@ -12,6 +12,7 @@ from support import reports
 
 from scaling.records.paths import RunFolder
 from scaling.report import html, markdown, terminal
+from scaling.report.documents.run import publish
 from scaling.report.model import (
     MARKDOWN,
     PAGE,
@@ -26,7 +27,6 @@ from scaling.report.model import (
     Table,
     lines,
 )
-from scaling.report.publish import publish
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m|`*"
 

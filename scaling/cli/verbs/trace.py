@@ -18,7 +18,7 @@ from scaling.launchers.jobs import check_folder
 from scaling.reading import as_number
 from scaling.records.files import make_folder, write_json
 from scaling.records.paths import RunFolder, default_folder
-from scaling.report.publish import publish
+from scaling.report.documents.run import publish
 from scaling.settings.plan import Plan
 from scaling.traces import kinds
 from scaling.traces.kinds import HOW

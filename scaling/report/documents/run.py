@@ -1,12 +1,15 @@
-"""The report of one run: measured, by cases, or from traces.
+"""The report of one run, measured, by cases or from traces: one document, built once and drawn in every form.
 
-How well the numbers of a run are known: what was reached, warnings, and the checks.
+Also a run in a few lines, for a Python shell and a notebook.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from rich.console import Console
 
 from scaling.analysis.results import (
     Analysis,
@@ -22,11 +25,14 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.results.machine import MachineGroup
 from scaling.plain import plain
-from scaling.report import cases, findings, text
+from scaling.records.files import write_text
+from scaling.records.paths import RunFolder
+from scaling.report import cases, findings, html, markdown, terminal, text
 from scaling.report.answer import answer, lead
 from scaling.report.conditions import conditions
 from scaling.report.documents import steps, traces
-from scaling.report.key_figures import key_table
+from scaling.report.figures import chrome
+from scaling.report.key_figures import brief_table, key_table
 from scaling.report.machines import host_blocks, machine_table, rank_blocks
 from scaling.report.model import (
     MARKDOWN,
@@ -65,16 +71,16 @@ def certainty(quality: Quality) -> tuple[Line, ...]:
 def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
     """`crossed_in`: the title of the section whose figure marks contended steps, empty without one."""
     quality, measured = analysis.quality, findings.measured_lines(analysis.quality)
-    terminal = (lines(*measured, *map(plain, quality.warnings), look="warnings"),)
-    yield Section(title="quality", blocks=terminal, on=TERMINAL)
-    page = (
+    on_terminal = (lines(*measured, *map(plain, quality.warnings), look="warnings"),)
+    yield Section(title="quality", blocks=on_terminal, on=TERMINAL)
+    on_page = (
         lines(*map(text.sentence, quality.warnings), look="warnings"),
         _contended(quality, crossed_in),
         lines(*map(text.sentence, (*measured, *_checks(analysis)))),
     )
-    yield Section(title=HOW_SURE, blocks=page, on=PAGE)
-    markdown = (lines(*measured, *findings.fabric_lines(analysis.fabric)),)
-    yield Section(title="how sure, and the fabric", blocks=markdown, on=MARKDOWN, folded_on=MARKDOWN)
+    yield Section(title=HOW_SURE, blocks=on_page, on=PAGE)
+    on_markdown = (lines(*measured, *findings.fabric_lines(analysis.fabric)),)
+    yield Section(title="how sure, and the fabric", blocks=on_markdown, on=MARKDOWN, folded_on=MARKDOWN)
 
 
 def _checks(analysis: Analysis) -> Iterator[str]:
@@ -285,3 +291,77 @@ def _closing(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> 
     if has_remedy and plan.source == HARNESS:
         yield Line(name="verify", text=f"scaling verify {Path(report_path).parent}")
     yield Line(name="report", text=str(report_path))
+
+
+def publish(
+    folder: RunFolder,
+    analysis: Analysis,
+    plan: Plan,
+    timelines: Sequence[Timeline],
+    histories: Sequence[StepHistory] = (),
+    machines: Sequence[MachineGroup] = (),
+) -> None:
+    """Write report.html, report.md, report.txt and timeline.json; OSError where the folder cannot be written to."""
+    report = document(
+        analysis,
+        plan,
+        timelines=timelines,
+        histories=histories,
+        machines=machines,
+        report_path=folder.report_html,
+    )
+    written = io.StringIO()
+    terminal.draw(Console(file=written, width=text.WIDTH, no_color=True), report)
+    write_text(folder.timeline, chrome(timelines))
+    write_text(folder.report_html, html.draw(report))
+    write_text(folder.report_md, markdown.draw(report))
+    write_text(folder.report_txt, written.getvalue())
+
+
+def brief(analysis: Analysis) -> str:
+    """What was measured, a line for each world size or case, and the first verdict."""
+    lines = [_what(analysis)]
+    for table in _tables(analysis):
+        lines += _aligned((_heads(table), *table.rows))
+    return "\n".join([*lines, *_verdict(analysis)])
+
+
+def brief_html(analysis: Analysis, path: str) -> str:
+    """A run's summary as HTML, with its folder."""
+    tables = [(_heads(table), table.rows) for table in _tables(analysis)]
+    return html.render(
+        "brief.html.j2", what=_what(analysis), path=path, tables=tables, verdict=_verdict(analysis)
+    )
+
+
+def _what(analysis: Analysis) -> str:
+    run = analysis.run
+    parts = [f"{run.model} on {run.topology}", run.precision, run.mode, f"{run.backend} on {run.device}"]
+    return plain(", ".join([*parts, text.moment(run.started)]))
+
+
+def _tables(analysis: Analysis) -> Iterator[Table]:
+    """World sizes, or the cases of a run by cases."""
+    if analysis.points:
+        yield brief_table(analysis.points)
+    if analysis.inference:
+        yield cases.inference_table(analysis.inference)
+    if analysis.training:
+        yield cases.training_table(analysis.training)
+
+
+def _heads(table: Table) -> tuple[str, ...]:
+    return tuple(f"{name} {unit}".strip() for name, unit in table.columns)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.rjust, row, widths)) for row in rows]
+
+
+def _verdict(analysis: Analysis) -> list[str]:
+    """The first verdict; nothing where there is none."""
+    return [
+        f"first verdict: {findings.verdict_title(v)}, confidence {v.confidence}"
+        for v in analysis.verdicts[:1]
+    ]
