@@ -105,7 +105,7 @@ def test_a_file_of_the_kernels_says_a_text_or_a_number(tmp_path, text, number):
 
 
 OURS = {
-    "hardware/host.py": "the kernel's files",
+    "hardware/devices.py": "the kernel's files",
     "hardware/telemetry.py": "the kernel's files",
     "launchers/failure/evidence.py": "the kernel's files",
     "launchers/tryout.py": "the kernel's files",

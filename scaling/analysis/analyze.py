@@ -23,7 +23,7 @@ from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input
 from scaling.analysis.decompose.trials import RunRecords, withheld
 from scaling.analysis.network import cliffs, curve, links, nccl_causes
-from scaling.analysis.predict.prediction import predict
+from scaling.analysis.predict.predictions import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import contention, details, memory, untracked_traffic
 from scaling.analysis.results import (

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from scaling.cli.output import warn
 from scaling.errors import InputError
-from scaling.launchers.choose import launcher_of
-from scaling.launchers.jobs import Job
+from scaling.launchers.jobs import Job, launcher_of
 from scaling.launchers.runner import measure
 from scaling.launchers.tryout import promised
 from scaling.records.launch import Environment, Launch

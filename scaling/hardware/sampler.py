@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scaling.hardware.host import Host
+from scaling.hardware.devices import Host
 from scaling.hardware.nvml import Gpus, open_nvml
 from scaling.hardware.telemetry import SCHEMA, record
 from scaling.reading import open_to_write

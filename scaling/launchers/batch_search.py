@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import itertools
 
-from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import LaunchOutcome
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.follow import follow
+from scaling.launchers.jobs import launcher_of
 from scaling.launchers.launcher import LaunchRequest, Progress, describe
 from scaling.reading import RefusedError, parse_json, read_bytes
 from scaling.records.files import write_json, write_text

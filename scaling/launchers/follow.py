@@ -20,8 +20,7 @@ from typing import Any
 from scaling.launchers.failure import evidence
 from scaling.launchers.failure.cause import LaunchOutcome, cause, last_error
 from scaling.launchers.failure.evidence import gather
-from scaling.launchers.launcher import Command, Progress
-from scaling.launchers.process import end, signals_deferred, start
+from scaling.launchers.launcher import Command, Progress, end, signals_deferred, start
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import log_text, read_text
 from scaling.records.files import remove, write_json

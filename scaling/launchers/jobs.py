@@ -1,6 +1,6 @@
 """Plan a request and make the run's folder; find the runs that a folder holds already.
 
-Which commit of the user's code is measured.
+Also which commit of the user's code is measured, and which launcher a plan asks for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.errors import InputError
+from scaling.launchers.launcher import Launcher
+from scaling.launchers.slurm.launcher import Slurm
+from scaling.launchers.torchrun import Emulated, Local
 from scaling.reading import RefusedError, as_number
 from scaling.reading import read_json as read_json_value
 from scaling.records.files import check_writable, make_folder, read_json, write_json, write_text
@@ -137,3 +140,17 @@ def _left_by_create(path: Path) -> bool:
     if path == folder.config:  # without a lock beside it, it is another program's
         return folder.lock.exists()
     return path == folder.lock or (path.name.startswith(".") and path.suffix == ".part")
+
+
+LAUNCHERS: dict[str, Launcher] = {"local": Local(), "emulated": Emulated(), "slurm": Slurm()}
+
+
+def launcher_of(plan: Plan) -> Launcher:
+    """The launcher of a plan; InputError for a plan that describes a training which this program did not launch."""
+    launcher = LAUNCHERS.get(plan.spec.launcher)
+    if launcher is None:
+        raise InputError(
+            f"{plan.id}: made by launcher={plan.spec.launcher}, not planned by `scaling run`, so it cannot be "
+            "launched; start a new run"
+        )
+    return launcher

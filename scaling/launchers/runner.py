@@ -9,8 +9,8 @@ from typing import Any
 
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.batch_search import find_largest
-from scaling.launchers.choose import launcher_of
 from scaling.launchers.follow import follow
+from scaling.launchers.jobs import launcher_of
 from scaling.launchers.launcher import LaunchRequest, Progress, describe
 from scaling.launchers.reconcile import earlier_launches, end_between, next_index, settled
 from scaling.launchers.slurm.allocation import interruption

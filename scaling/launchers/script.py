@@ -13,11 +13,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
 from scaling.launchers.failure.evidence import printed
-from scaling.launchers.launcher import Command, LaunchRequest
-from scaling.launchers.process import end, signals_deferred, start
+from scaling.launchers.jobs import launcher_of
+from scaling.launchers.launcher import Command, LaunchRequest, end, signals_deferred, start
 from scaling.records.files import remove, write_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.plan import Ended, Plan

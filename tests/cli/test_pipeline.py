@@ -110,7 +110,7 @@ def test_gloo_has_no_such_log(run):
 
 def sampled(cluster, folder, fake_nvml, mhz):
     """Each host has one GPU that told its clock (`mhz` by arm, else 2000) ten times a block."""
-    from scaling.hardware.host import Host
+    from scaling.hardware.devices import Host
     from scaling.hardware.nvml import Gpus
     from scaling.hardware.sampler import head, sample
 

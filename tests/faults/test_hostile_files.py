@@ -17,7 +17,7 @@ from support.hostile import assert_refused_or_done, bounded, spoiled
 from support.traces import Trace
 
 from scaling.hardware import sampler
-from scaling.hardware.host import Host
+from scaling.hardware.devices import Host
 from scaling.hardware.nvml import Gpus
 from scaling.launchers.failure.evidence import gather
 from scaling.records.paths import RunFolder

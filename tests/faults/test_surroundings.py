@@ -20,7 +20,7 @@ from support.commands import assert_refusal, command, environment
 from support.processes import NO_NAMESPACES, user_namespaces, wait_until
 
 from scaling.launchers.failure import evidence
-from scaling.launchers.process import END_S
+from scaling.launchers.launcher import END_S
 from scaling.records.paths import RunFolder
 
 SHORT_LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "model=synthetic")

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from scaling.hardware.host import Host, distance
+from scaling.hardware.devices import Host, distance
 
 
 def write(root, path, text):

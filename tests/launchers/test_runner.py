@@ -10,8 +10,8 @@ import pytest
 from scaling.cli.measuring import preflight
 from scaling.cli.pipeline import rebuild
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import LaunchOutcome
+from scaling.launchers.jobs import launcher_of
 from scaling.launchers.runner import measure
 from scaling.records.files import add_line, write_json
 from scaling.records.paths import RunFolder

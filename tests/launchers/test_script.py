@@ -86,7 +86,7 @@ def test_a_launch_ends_with_all_that_it_started(text, status, error, logs, tmp_p
 
 def test_a_launch_ends_with_the_program_that_started_it(tmp_path):
     code = (
-        "import sys; from scaling.launchers.launcher import Command; from scaling.launchers.process import start; "
+        "import sys; from scaling.launchers.launcher import Command; from scaling.launchers.launcher import start; "
         "from scaling.launchers.torchrun import reaped; from scaling.records.paths import LaunchFolder; "
         "from pathlib import Path; "
         "start(Command(argv=reaped(('sh', '-c', sys.argv[1])), env={}), LaunchFolder(Path('.'), 0)).wait()"

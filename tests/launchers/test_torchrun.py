@@ -20,8 +20,8 @@ from support.commands import planned
 from scaling import resources
 from scaling.config.compose import requests
 from scaling.errors import InputError
-from scaling.launchers.choose import launcher_of
 from scaling.launchers.devices import require_nccl
+from scaling.launchers.jobs import launcher_of
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.torchrun import reaped
 from scaling.records.paths import RunFolder

@@ -15,7 +15,7 @@ from hypothesis import settings
 from support import composed_once, simulated_cluster
 from support.fake_nvml import FakeNvml
 
-from scaling.hardware.host import Host
+from scaling.hardware.devices import Host
 
 pytest_plugins = ("pytester",)
 

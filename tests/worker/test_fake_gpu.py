@@ -105,7 +105,7 @@ def finished(folder, sizes, too_large=()):
 
 def sampled(folder, nvml):
     """The host's telemetry, ten samples a block of either rank."""
-    from scaling.hardware.host import Host
+    from scaling.hardware.devices import Host
     from scaling.hardware.nvml import Gpus
     from scaling.hardware.sampler import head, sample
 

@@ -28,7 +28,7 @@ from scaling.analysis.compare.differences import Prices, compared, differing, sh
 from scaling.analysis.decompose.loss import usd_per_million
 from scaling.analysis.decompose.roofline import explain
 from scaling.analysis.predict.change import Change, Source
-from scaling.analysis.predict.prediction import predict
+from scaling.analysis.predict.predictions import predict
 from scaling.analysis.predict.whatif import OWN_WORK
 from scaling.analysis.results import (
     SCHEMA,

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from scaling.analysis.results.doctor import ERROR, WARNING, PairBandwidth, Problem
-from scaling.hardware.host import distance
+from scaling.hardware.devices import distance
 from scaling.hardware.nvml import REASONS
 from scaling.hardware.telemetry import HostRecord
 from scaling.reading import as_number

@@ -16,8 +16,7 @@ from scaling.cli.output import print_json
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.choose import launcher_of
-from scaling.launchers.jobs import Job, create, jobs_of
+from scaling.launchers.jobs import Job, create, jobs_of, launcher_of
 from scaling.launchers.tryout import try_model
 from scaling.records.checkup import DOCTOR
 from scaling.records.files import write_json

@@ -15,8 +15,7 @@ from scaling.cli.output import say, warn
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import cut, overrides, requests, script_name
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.choose import launcher_of
-from scaling.launchers.jobs import check_folder, plan_request
+from scaling.launchers.jobs import check_folder, launcher_of, plan_request
 from scaling.launchers.launcher import describe
 from scaling.launchers.script import ScriptEnd, command_of, run_script
 from scaling.reading import RefusedError, read_tail, read_text

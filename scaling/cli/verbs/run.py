@@ -12,8 +12,7 @@ from scaling.cli.simulated_run import is_simulated, simulate_run
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError, way_out
-from scaling.launchers.choose import launcher_of
-from scaling.launchers.jobs import begun, create, jobs_of
+from scaling.launchers.jobs import begun, create, jobs_of, launcher_of
 from scaling.launchers.reconcile import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
 from scaling.settings.plan import Plan, Request

@@ -30,7 +30,7 @@ from scaling.records.paths import RunFolder
 from scaling.report import cases, findings, html, markdown, terminal, text
 from scaling.report.answer import answer, lead
 from scaling.report.conditions import conditions
-from scaling.report.documents import steps, traces
+from scaling.report.documents import steps
 from scaling.report.figures import chrome
 from scaling.report.key_figures import brief_table, key_table
 from scaling.report.machines import host_blocks, machine_table, rank_blocks
@@ -188,7 +188,7 @@ def _sections(
     yield from steps.page(analysis, plan, timelines)
     yield Section(title="hosts", blocks=host_blocks(analysis.hosts))
     yield Section(title="ranks", blocks=rank_blocks(analysis.ranks))
-    yield from map(traces.section, analysis.trace or ())
+    yield from map(steps.traced_section, analysis.trace or ())
     yield from _roofline(analysis.roofline)
     yield Section(title=STEPS, blocks=ran, on=PAGE)
     yield Section(title="conditions", blocks=(condition_lines,), on=PAGE | MARKDOWN, folded_on=MARKDOWN)

@@ -10,7 +10,7 @@ from scaling.analysis.about import launch_sentences
 from scaling.analysis.decompose.own_loop import other_batches, usable
 from scaling.analysis.decompose.trials import RunRecords, counted
 from scaling.analysis.predict.change import Change
-from scaling.analysis.predict.prediction import predict
+from scaling.analysis.predict.predictions import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.records.tables import SCHEMAS, in_memory, of_launches
 from scaling.settings.plan import OWN_LOOP

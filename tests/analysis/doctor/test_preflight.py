@@ -37,7 +37,7 @@ def seen(folder, ranks=3):
 
 def node(fake_nvml, **changes):
     """A host's telemetry with one GPU that is changed."""
-    from scaling.hardware.host import Host
+    from scaling.hardware.devices import Host
     from scaling.hardware.nvml import Gpus
     from scaling.hardware.sampler import head, sample
 

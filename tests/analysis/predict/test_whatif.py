@@ -11,7 +11,7 @@ import pytest
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network.curve import Hops
 from scaling.analysis.predict.change import Change
-from scaling.analysis.predict.prediction import FIXED_SHARE, named_leans, predict
+from scaling.analysis.predict.predictions import FIXED_SHARE, named_leans, predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.results import Point

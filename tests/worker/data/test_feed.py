@@ -262,7 +262,7 @@ def test_a_target_that_is_no_dataset():
 
 
 def test_a_worker_whose_rank_died_before_it_began_ends_at_once():
-    text = "from scaling.worker.data.gate import end_with_parent\nend_with_parent(1 << 30, 0)\nprint('goes on')\n"
+    text = "from scaling.worker.data.feed import end_with_parent\nend_with_parent(1 << 30, 0)\nprint('goes on')\n"
     worker = subprocess.run(
         [sys.executable, "-c", text],
         capture_output=True,
