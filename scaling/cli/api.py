@@ -20,7 +20,7 @@ from scaling.analysis.network.curve import NoPathError
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep
-from scaling.cli.loaded import Run, shown_comparison, shown_prediction, sources_of, sources_with
+from scaling.cli.loaded import Run, ShownComparison, ShownPrediction, shown, sources_of, sources_with
 from scaling.cli.simulated_run import from_run
 from scaling.config.compose import changed, require_readable
 from scaling.config.whatif import to_whatif
@@ -43,7 +43,7 @@ def compare(base: Run, other: Run, *, usd_per_gpu_hour: Prices = (None, None)) -
     `comparable` False and its `reasons`. `usd_per_gpu_hour`: the prices of both, where they are not the recorded ones.
     """
     prices = (usd_per_gpu_hour[0], usd_per_gpu_hour[1])
-    return shown_comparison(compare_all([base], [[other]], usd_per_gpu_hour=prices)[0])
+    return shown(compare_all([base], [[other]], usd_per_gpu_hour=prices)[0], ShownComparison)
 
 
 def compare_all(
@@ -150,7 +150,7 @@ def predict(
         prediction = predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
     except NoPathError as error:
         raise InputError(f"world_sizes={list(asked.world_sizes)}: {error}") from error
-    return shown_prediction(prediction)
+    return shown(prediction, ShownPrediction)
 
 
 def simulated(run: Run, overrides: Sequence[str]) -> bool:

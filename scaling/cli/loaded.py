@@ -13,6 +13,7 @@ import os
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
 from rich.console import Console
@@ -151,6 +152,7 @@ def has_records(run: Run) -> bool:
     return any(run.path.glob("launches/*/rank-*.jsonl"))
 
 
+T = TypeVar("T")
 WIDTH = 100
 """Characters of a line."""
 
@@ -173,14 +175,9 @@ class ShownPrediction(Prediction):
         return _drawn(prediction_report.document(self))
 
 
-def shown_comparison(comparison: Comparison) -> Comparison:
-    """The comparison, shown as the terminal shows it."""
-    return ShownComparison(**{field.name: getattr(comparison, field.name) for field in fields(comparison)})
-
-
-def shown_prediction(prediction: Prediction) -> Prediction:
-    """The prediction, shown as the terminal shows it."""
-    return ShownPrediction(**{field.name: getattr(prediction, field.name) for field in fields(prediction)})
+def shown(result: Comparison | Prediction, kind: type[T]) -> T:
+    """The result as one that is shown as the terminal shows it."""
+    return kind(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
 def _drawn(document: Document) -> str:

@@ -43,14 +43,14 @@ def schema_of(
     }
     shapes |= instead or {}
     shapes |= also or {}
-    fields = [(key, *_field(shape)) for key, shape in shapes.items() if shape is not None]
+    fields = [
+        (key, shape[0], dataclasses.field(default_factory=shape[1]))
+        for key, shape in shapes.items()
+        if shape is not None
+    ]
     return dataclasses.make_dataclass(
         name or f"{kind.__name__}Config", fields, namespace={"__module__": __name__}
     )
-
-
-def _field(shape: Shape) -> tuple[Any, Any]:
-    return shape[0], dataclasses.field(default_factory=shape[1])
 
 
 def _shape(setting: Setting) -> Shape:

@@ -23,7 +23,7 @@ from scaling.launchers.failure.evidence import gather
 from scaling.launchers.launcher import Command, Progress, end, signals_deferred, start
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import log_text, read_text
-from scaling.records.files import remove, write_json
+from scaling.records.files import remove
 from scaling.records.launch import Pulse, has_beaten, has_moved, has_started, read_pulse
 from scaling.records.paths import LaunchFolder
 from scaling.settings.run import Measure
@@ -141,8 +141,6 @@ def follow(
 
     `meanwhile` is called while the ranks start, when nothing is measured yet.
     """
-    if command.network is not None:
-        write_json(launch.fabric, command.network, private=True)
     process = None
     try:
         with signals_deferred():

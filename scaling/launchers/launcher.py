@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.reading import open_to_write
+from scaling.records.files import write_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.cases import MEASURE
 from scaling.settings.environment import without_secrets
@@ -105,6 +106,8 @@ END_S, GONE_S = 12, 3
 
 def start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
     """Start a launch in a process group of its own, with its output in the launch's log."""
+    if command.network is not None:
+        write_json(launch.fabric, command.network, private=True)
     with open_to_write(launch.launcher_log, append=True) as log:
         return subprocess.Popen(
             command.argv,

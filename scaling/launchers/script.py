@@ -17,7 +17,7 @@ from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.jobs import launcher_of
 from scaling.launchers.launcher import Command, LaunchRequest, end, signals_deferred, start
-from scaling.records.files import remove, write_json
+from scaling.records.files import remove
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.plan import Ended, Plan
 
@@ -62,8 +62,6 @@ def command_of(
 
 def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEnd:
     """Run one launch to its end, or to `limit_s`. Ctrl-C ends it in order; no process is left in any case."""
-    if command.network is not None:
-        write_json(logs.fabric, command.network, private=True)
     process, late = None, False
     try:
         with signals_deferred():

@@ -102,13 +102,9 @@ def decode_records(text: bytes) -> tuple[Sequence[Record], bool]:
         whole = False
     else:
         whole = True
-    first = next((k for k, record in enumerate(records) if not _sound(record)), None)
+    packed = ((k, p) for k, p in enumerate(records) if isinstance(p, Packed))
+    first = next((k for k, p in packed if not _sound_shape(p.i, p.n, p.s, p.c, p.w)), None)
     return (records, whole) if first is None else (records[:first], False)
-
-
-def _sound(record: Record) -> bool:
-    """Whether the rows of a step's record have a known length."""
-    return not isinstance(record, Packed) or _sound_shape(record.i, record.n, record.s, record.c, record.w)
 
 
 @lru_cache(1024)  # a large run has a million of them, of a few shapes

@@ -262,17 +262,14 @@ def write_part(frames: Mapping[str, pl.DataFrame], folder: Path, *numbers: int) 
 
 def scan_parts(parts: Iterable[Part], scratch: Scratch) -> dict[str, Frame]:
     """The step tables of all parts."""
-    present = {name for part in parts for name in part.files}
-    return {name: _scan(scratch.path / name) if name in present else _empty(name) for name in STEP_TABLES}
-
-
-def _scan(folder: Path) -> Frame:
-    """All rows of a table, part by part; folders around it may have names that look like columns or patterns."""
-    return pl.scan_parquet(folder, glob=False, hive_partitioning=True, hive_schema={PART: pl.String})
-
-
-def _empty(name: str) -> Frame:
-    return pl.LazyFrame(schema={**SCHEMAS[name], PART: pl.String})
+    present, named = {name for part in parts for name in part.files}, {PART: pl.String}
+    # Folders around it may have names that look like patterns or columns.
+    return {
+        name: pl.scan_parquet(scratch.path / name, glob=False, hive_partitioning=True, hive_schema=named)
+        if name in present
+        else pl.LazyFrame(schema=SCHEMAS[name] | named)
+        for name in STEP_TABLES
+    }
 
 
 def write_rows(frames: Iterable[pl.DataFrame], name: str, scratch: Scratch) -> tuple[Path, ...]:

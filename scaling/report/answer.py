@@ -87,8 +87,9 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
         hint = " (a hint only)" if main.confidence == "low" else ""
         if point.efficiency is None:
             return f"; {waits} % of it is {cause}{hint}."
-        # A wait that one rank alone has too is no loss of scaling.
-        if main.cause == "input" and not _mostly(grown, main.share):
+        # A wait that one rank alone has too is no loss of scaling: it has to have grown, by half of its length.
+        mostly = grown is not None and grown.surely_above(0) and grown.value >= main.share.value / 2
+        if main.cause == "input" and not mostly:
             return f"; but {waits} % of every step waits for {cause}{hint}."
         if point.loss is None:  # traces do not show what a rank alone would have
             return f"; {waits} % of every step is {cause}{hint}."
@@ -103,11 +104,6 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     if any(v.cause == "undecided" for v in here):
         return "; what takes the rest is undecided."
     return "."
-
-
-def _mostly(grown: Measured | None, waits: Measured) -> bool:
-    """Whether a wait has surely grown, and by at least half of its length."""
-    return grown is not None and grown.surely_above(0) and grown.value >= waits.value / 2
 
 
 def _part(share: Measured, point: Point, efficiency: Measured) -> str | None:

@@ -144,9 +144,6 @@ class CallTraffic(NamedTuple):
     """Whether a loop asked if some collective is done instead of waiting."""
 
 
-NOTHING = CallTraffic()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecords:
     """What was recorded of one trial, per round and rank."""
@@ -185,7 +182,7 @@ class TrialRecords:
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
     named: Mapping[str, Light] = field(default_factory=dict)
     """The ranks' own times and waits in the phases that an own loop names."""
-    beside: CallTraffic = NOTHING
+    beside: CallTraffic = field(default_factory=CallTraffic)
     """What an own loop's own calls send."""
     tokens: TokenRows | None = None
     """What an own loop told of its steps' tokens; None where it told nothing."""

@@ -107,7 +107,7 @@ class Rounds:
         self.unit = np.arange(len(launch)) if unit is None else unit
         self.part = np.zeros_like(launch) if part is None else part
         self.whole = whole
-        self._weights = resampling_weights(launch, seed, self.unit, part)
+        self.weights = resampling_weights(launch, seed, self.unit, part)
 
     def __contains__(self, name: str) -> bool:
         return name in self.values and bool(np.isfinite(self.values[name]).any())
@@ -117,16 +117,12 @@ class Rounds:
         grown = object.__new__(Rounds)
         grown.values = {**self.values, **values}
         grown.launch, grown.unit, grown.part, grown.whole = self.launch, self.unit, self.part, self.whole
-        grown._weights = self._weights
+        grown.weights = self.weights
         return grown
-
-    @property
-    def weights(self) -> Floats:
-        return self._weights
 
     def means(self) -> Means:
         """Every quantity's mean and its resampled values."""
-        return Means(self.values, self._weights, self.whole)
+        return Means(self.values, self.weights, self.whole)
 
     def ratio(self, formula: Formula | str, *, scale: float = 1.0, level: float = LEVEL) -> Measured | None:
         """As `measure`, for quantities that are always positive: the interval is one of the logarithm."""
