@@ -19,12 +19,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from scaling.analysis.decompose.own_loop import units
 from scaling.analysis.decompose.quantities import OWN_PHASES, TrialRecords
 from scaling.analysis.decompose.stragglers import FLOOR, most_grown
 from scaling.analysis.quality.untracked_traffic import hides_waits
 from scaling.analysis.results import Drift, Measured
-from scaling.analysis.statistics.rounds import MS, Floats, among, student
+from scaling.analysis.statistics.rounds import MS, Floats, among, student, units
 from scaling.hardware.nvml import REASONS
 from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan

@@ -1,10 +1,4 @@
-"""A probed training loop of one's own: which records are used, which are independent, and the phases that it names.
-
-The rounds of `scaling run` are separated in time and their arms are in random order, so a round is a unit of
-resampling. The rounds of a loop follow each other directly: what slows one down (another program, a longer sentence, a
-warmer chip) often slows the next one too, and intervals over single rounds would be too narrow. Rounds are therefore
-grouped, twice as many at a time, until the groups' means are no longer autocorrelated (batch means; A. M. Law,
-Simulation Modeling and Analysis, 5th ed., section 9.5.3), or until fewer than UNITS_ENOUGH groups would be left.
+"""A probed training loop of one's own: which records are used, and the phases that it names.
 
 A rank's own time in a phase that the loop names is what it does not wait there. A late rank is found in it as in whole
 steps (decompose.stragglers), with the phase's own times in place of the step's: its cost is what the step would be
@@ -15,27 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from scaling.analysis.decompose.pauses import disturbed
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.stragglers import FLOOR, Light, grids_of, late_ranks
 from scaling.analysis.results import NamedPhase, Point, Verdict
-from scaling.analysis.statistics.rounds import MS, Floats, Rounds, among
+from scaling.analysis.statistics.rounds import MS, Rounds, among
 from scaling.records.format import generation
 from scaling.records.tables import PUBLISHED, Tables, in_memory, of_launches
 from scaling.settings.plan import Plan
-from scaling.settings.schedule import BARE_ONE, PLAIN, PROBE
+from scaling.settings.schedule import BARE_ONE, PROBE
 from scaling.units import UNKNOWN, ranks, two_digits
-
-UNITS_ENOUGH = 10
-"""Rounds are not grouped into fewer units than this."""
-FOLLOWS = 1.0
-"""Units count as autocorrelated if their lag-1 autocorrelation exceeds this many standard errors, 1/sqrt(units).
-
-Below the usual 1.96, because grouping too many costs little and grouping too few makes intervals too narrow."""
 
 UPDATED_MOST = 0.6
 """A larger share of steps with an optimizer's step is that of a loop which skips some (a grad scaler)."""
@@ -73,37 +58,6 @@ def usable(tables: Tables, plan: Plan) -> Tables:
         {name: getattr(tables, name).lazy().join(kept.lazy(), on=keys, how="semi") for name in PUBLISHED},
         dropped_samples=tables.dropped_samples + in_memory(ragged.select(pl.len())).item(),
     )
-
-
-def independent(values: dict[str, Floats], records: TrialRecords, plan: Plan) -> Rounds:
-    """A trial's rounds, with the units in which they are resampled."""
-    seed = plan.spec.seed
-    if not plan.kind.followed:
-        if not records.sampled:
-            return Rounds(values, records.launches, seed=seed)
-        whole = np.isfinite(records.arm(PROBE, detailed=True)["step"])
-        return Rounds(values, records.launches, seed=seed, whole=whole)
-    unit = units(values[PLAIN], records.launches)
-    alone = np.arange(len(unit)) + len(unit)
-    baseline = records.baseline
-    return Rounds(
-        values,
-        records.launches,
-        seed=seed,
-        unit=np.unique(np.where(baseline, alone, unit), return_inverse=True)[1],
-        part=baseline.astype(np.int64),
-    )
-
-
-def units(values: Floats, launch: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The unit of each round. `values`: the mean step of each round in order of time, ns (NaN: none).
-
-    A unit never spans two launches.
-    """
-    size = 1
-    while len(_means(values, launch, size * 2)) >= UNITS_ENOUGH and _follow(values, launch, size):
-        size *= 2
-    return _grouped(launch, size)
 
 
 def reached(points: tuple[Point, ...]) -> tuple[str, ...]:
@@ -151,35 +105,6 @@ def in_code(verdict: Verdict) -> Verdict:
     """The verdict without overrides of `scaling run`, which a loop of one's own cannot take."""
     tried = (dataclasses.replace(remedy, overrides="") for remedy in verdict.try_ if remedy.code)
     return dataclasses.replace(verdict, try_=tuple(tried))
-
-
-def _grouped(launch: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Units of `size` consecutive rounds of a launch; rounds left over at its end join the last unit."""
-    unit_of = np.zeros(len(launch), dtype=np.int64)
-    first = 0
-    for number in np.unique(launch):
-        rounds = np.flatnonzero(launch == number)
-        count = max(1, len(rounds) // size)
-        unit_of[rounds] = first + np.minimum(np.arange(len(rounds)) // size, count - 1)
-        first += count
-    return unit_of
-
-
-def _means(values: Floats, launch: NDArray[np.int64], size: int) -> Floats:
-    unit = _grouped(launch, size)
-    finite = np.isfinite(values)
-    total = np.bincount(unit[finite], weights=values[finite], minlength=unit.max(initial=0) + 1)
-    count = np.bincount(unit[finite], minlength=unit.max(initial=0) + 1)
-    means: Floats = total[count > 0] / count[count > 0]
-    return means
-
-
-def _follow(values: Floats, launch: NDArray[np.int64], size: int) -> bool:
-    """Whether the means of units of `size` rounds are autocorrelated."""
-    means = _means(values, launch, size)
-    away = means - means.mean()
-    spread = float(away @ away)
-    return spread > 0 and float(away[1:] @ away[:-1]) / spread > FOLLOWS / len(means) ** 0.5
 
 
 def read_named(tables: Tables, n: int) -> dict[str, Light]:

@@ -153,7 +153,7 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     """Read the arms of a trial, and find its late ranks."""
     n = records.trial.world_size
     everybody = set(range(n))
-    rounds = own_loop.independent(_arm_values(records, everybody), records, plan)
+    rounds = records.in_rounds(_arm_values(records, everybody), plan)
     hosts = [plan.spec.topology.host_of(rank) for rank in range(n)]
     rounds = rounds.extend(imbalance.quantities(records))
     of_tokens = imbalance.effect(records, rounds)

@@ -17,10 +17,10 @@ import polars as pl
 
 from scaling.analysis.network.curve import bus_factor
 from scaling.analysis.network.replay import Program, Replay
-from scaling.analysis.statistics.rounds import Floats
+from scaling.analysis.statistics.rounds import Floats, Rounds, units
 from scaling.records.tables import Frame, in_memory
 from scaling.settings.plan import Plan, Trial
-from scaling.settings.schedule import BARE_ALL, BARE_ONE
+from scaling.settings.schedule import BARE_ALL, BARE_ONE, PLAIN, PROBE
 
 if TYPE_CHECKING:
     from scaling.analysis.decompose.imbalance import TokenRows
@@ -235,6 +235,17 @@ class TrialRecords:
     def arms(self) -> frozenset[str]:
         """Those that have blocks."""
         return frozenset(self.ranks["arm"])
+
+    def in_rounds(self, values: Mapping[str, Floats], plan: Plan) -> Rounds:
+        """Quantities of the trial's rounds, with the units in which these are resampled."""
+        seed = plan.spec.seed
+        if not plan.kind.followed:
+            whole = np.isfinite(self.arm(PROBE, detailed=True)["step"]) if self.sampled else None
+            return Rounds(values, self.launches, seed=seed, whole=whole)
+        unit, baseline = units(values[PLAIN], self.launches), self.baseline
+        unit = np.where(baseline, np.arange(len(unit)) + len(unit), unit)  # a baseline's rounds are apart
+        unit = np.unique(unit, return_inverse=True)[1]
+        return Rounds(values, self.launches, seed=seed, unit=unit, part=baseline.astype(np.int64))
 
     def keys(self) -> list[tuple[int, int]]:
         """(launch, round) in order."""

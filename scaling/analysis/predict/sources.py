@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.point import arms
 from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, TrialRecords
 from scaling.analysis.decompose.trials import RunRecords
@@ -54,7 +53,7 @@ def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
     """UnknownQuantityError where a piece is missing."""
     plan, spec, n = run.plan, run.plan.spec, trial.world_size
     tables = run.within(n)
-    rounds = own_loop.independent(_values(run, tables, records), records, plan)
+    rounds = records.in_rounds(_values(run, tables, records), plan)
     late = arms(records, plan).late
     late_set = late.ranks if late else ()
     peers = [r for r in range(n) if r not in late_set]

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.results import Details, Measured, RankInDetails, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, level_of_each
@@ -55,7 +54,7 @@ def details(
     values |= {name: phases["step"].mean(axis=1) for name, phases in both.items()}
     for rank in _most_moved(compute):
         values |= {f"{name}.{rank}": each[:, rank] for name, each in compute.items()}
-    rounds = own_loop.independent(values, records, plan)
+    rounds = records.in_rounds(values, plan)
     same = rounds.ratio(lambda m: m["plain.1"] / m["plain.0"])
     bar = max(MOVED, same.departure() if same else 0.0)
     moved = {rank: _moved(rounds, rank, n) for rank in _most_moved(compute)}

@@ -242,6 +242,58 @@ def _weights(
     return weights
 
 
+UNITS_ENOUGH = 10
+"""Rounds are not grouped into fewer units than this."""
+FOLLOWS = 1.0
+"""Units count as autocorrelated if their lag-1 autocorrelation exceeds this many standard errors, 1/sqrt(units).
+
+Below the usual 1.96, because grouping too many costs little and grouping too few makes intervals too narrow."""
+
+
+def units(values: Floats, launch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The unit of each round. `values`: the mean step of each round in order of time, ns (NaN: none).
+
+    The rounds of `scaling run` are separated in time and their arms are in random order, so each is a unit. Those of an
+    own loop follow each other directly: what slows one down (another program, a longer sentence, a warmer chip) often
+    slows the next one too. Rounds are therefore grouped, twice as many at a time, until the groups' means are no longer
+    autocorrelated (batch means; A. M. Law, Simulation Modeling and Analysis, 5th ed., section 9.5.3), or until fewer
+    than UNITS_ENOUGH groups would be left. A unit never spans two launches.
+    """
+    size = 1
+    while len(_unit_means(values, launch, size * 2)) >= UNITS_ENOUGH and _follow(values, launch, size):
+        size *= 2
+    return _grouped(launch, size)
+
+
+def _grouped(launch: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Units of `size` consecutive rounds of a launch; rounds left over at its end join the last unit."""
+    unit_of = np.zeros(len(launch), dtype=np.int64)
+    first = 0
+    for number in np.unique(launch):
+        rounds = np.flatnonzero(launch == number)
+        count = max(1, len(rounds) // size)
+        unit_of[rounds] = first + np.minimum(np.arange(len(rounds)) // size, count - 1)
+        first += count
+    return unit_of
+
+
+def _unit_means(values: Floats, launch: NDArray[np.int64], size: int) -> Floats:
+    unit = _grouped(launch, size)
+    finite = np.isfinite(values)
+    total = np.bincount(unit[finite], weights=values[finite], minlength=unit.max(initial=0) + 1)
+    count = np.bincount(unit[finite], minlength=unit.max(initial=0) + 1)
+    means: Floats = total[count > 0] / count[count > 0]
+    return means
+
+
+def _follow(values: Floats, launch: NDArray[np.int64], size: int) -> bool:
+    """Whether the means of units of `size` rounds are autocorrelated."""
+    means = _unit_means(values, launch, size)
+    away = means - means.mean()
+    spread = float(away @ away)
+    return spread > 0 and float(away[1:] @ away[:-1]) / spread > FOLLOWS / len(means) ** 0.5
+
+
 def interval(
     value: float,
     resampled: Floats,

@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose import own_loop
-from scaling.analysis.decompose.own_loop import UNITS_ENOUGH, units
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.statistics.rounds import Rounds
+from scaling.analysis.statistics.rounds import UNITS_ENOUGH, Rounds, units
 from scaling.settings.plan import OWN_LOOP
 from scaling.settings.run import Ddp
 
