@@ -19,10 +19,10 @@ from scaling.settings.topology import BACKEND_OF, CPU
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.checks import ceilings
-from scaling.worker.checks.facts import facts
 from scaling.worker.checks.parity import Parity
 from scaling.worker.checks.steps import Bench
 from scaling.worker.data.workload import Workload, build
+from scaling.worker.session.environment import facts
 from scaling.worker.session.session import LaunchSession
 
 ALL_PAIRS_RANKS = 16

@@ -32,10 +32,9 @@ from scaling.settings.schedule import (
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.data.feed import UNKNOWN
-from scaling.worker.measure.arms import Arms
+from scaling.worker.measure.arms import Arms, Opened
 from scaling.worker.measure.exchange import Exchange, stamps_of
 from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
-from scaling.worker.measure.settings import Opened
 from scaling.worker.measure.step import behind, step_row
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Detail, Taken, done_in_time, resolved

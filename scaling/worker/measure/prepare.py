@@ -11,10 +11,9 @@ from scaling.settings.plan import SWEEP, WHOLE, Content, Trial
 from scaling.settings.schedule import PLAIN, PROBE, largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
-from scaling.worker.measure.arms import Arms
+from scaling.worker.measure.arms import Arms, Opened
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.pace import fabric_sizes
-from scaling.worker.measure.settings import Opened
 from scaling.worker.measure.step import Loop
 from scaling.worker.session.progress import COMPILE_S
 from scaling.worker.session.session import LaunchSession

@@ -19,8 +19,8 @@ import scaling
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32, nccl_numbers
 from scaling.worker.checks import ceilings
-from scaling.worker.checks.facts import facts
 from scaling.worker.probe.loop_file import _tf32
+from scaling.worker.session.environment import facts
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.checks.facts import facts, numbers, ranges
+from scaling.worker.session.environment import facts, numbers, ranges
 
 
 def write(root, path, text):

@@ -18,7 +18,7 @@ from torch import nn
 from scaling.config.compose import requests
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.workload import Workload, sgd
-from scaling.worker.measure.settings import strategy_of
+from scaling.worker.measure.arms import strategy_of
 from scaling.worker.models.extra import adamw, momentum
 from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups

@@ -20,7 +20,7 @@ from scaling.settings.run import KINDS
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.data.workload import Workload
-from scaling.worker.measure.settings import strategy_of
+from scaling.worker.measure.arms import strategy_of
 from scaling.worker.models.options import checkpoint_activations
 from scaling.worker.parallel.groups import make_groups
 

@@ -17,7 +17,7 @@ from scaling.config.compose import requests
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Cpu, Precision
-from scaling.worker.measure.settings import strategy_of
+from scaling.worker.measure.arms import strategy_of
 from scaling.worker.models import language, mlp, synthetic, vision
 from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
