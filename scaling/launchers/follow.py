@@ -21,7 +21,7 @@ from scaling.launchers.failure import evidence
 from scaling.launchers.failure.cause import LaunchOutcome, cause, last_error
 from scaling.launchers.failure.evidence import gather
 from scaling.launchers.launcher import Command, Progress, end, signals_deferred, start
-from scaling.launchers.slurm.allocation import interruption
+from scaling.launchers.slurm.queue import interruption
 from scaling.reading import log_text, read_text
 from scaling.records.files import remove
 from scaling.records.launch import Pulse, has_beaten, has_moved, has_started, read_pulse

@@ -13,7 +13,7 @@ from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError, way_out
 from scaling.launchers.jobs import begun, create, jobs_of, launcher_of
-from scaling.launchers.reconcile import earlier_launches
+from scaling.launchers.runner import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
 from scaling.settings.plan import Plan, Request
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import ScalingError
-from scaling.launchers.reconcile import earlier_launches
+from scaling.launchers.runner import earlier_launches
 from scaling.launchers.slurm import queue
-from scaling.launchers.slurm.allocation import ended_by_slurm
-from scaling.launchers.slurm.queue import JobState, Submitted, submitted
+from scaling.launchers.slurm.queue import JobState, Submitted, ended_by_slurm, submitted
 from scaling.reading import RefusedError, log_text, read_json
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, is_own

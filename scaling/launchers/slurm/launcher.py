@@ -13,7 +13,7 @@ from pathlib import Path
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher, LaunchRequest
-from scaling.launchers.slurm.allocation import JobAllocation, allocated, allocation
+from scaling.launchers.slurm.queue import JobAllocation, allocated, allocation
 from scaling.launchers.torchrun import connecting, environment, nccl_log, numa_binding, program_arguments
 from scaling.records.checkup import DOCTOR
 from scaling.records.paths import RunFolder

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.slurm.allocation import gets_jobs
-from scaling.launchers.slurm.queue import run
+from scaling.launchers.slurm.queue import gets_jobs, run
 from scaling.plain import tell
 from scaling.records.paths import RunFolder
 from scaling.settings.cases import LAUNCHES_MAX, PROOFS_MAX

@@ -21,9 +21,8 @@ from scaling.errors import InputError, ScalingError, way_out, while_reading
 from scaling.launchers.jobs import Job, create
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm import script as sbatch
-from scaling.launchers.slurm.allocation import gets_jobs, hostnames
 from scaling.launchers.slurm.job_status import Analyse, settle, standing
-from scaling.launchers.slurm.queue import SCHEMA, Jobs, Submitted, run, submitted
+from scaling.launchers.slurm.queue import SCHEMA, Jobs, Submitted, gets_jobs, hostnames, run, submitted
 from scaling.launchers.slurm.script import compare_script, job_script
 from scaling.plain import tell
 from scaling.reading import read_text

@@ -16,8 +16,8 @@ from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.slurm import queue
-from scaling.launchers.slurm.allocation import JobAllocation, down, hostnames
 from scaling.launchers.slurm.launcher import Slurm, blamed, port, srun
+from scaling.launchers.slurm.queue import JobAllocation, down, hostnames
 from scaling.records.paths import RunFolder
 from scaling.settings.timeouts import start_limit_s
 
