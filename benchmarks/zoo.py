@@ -2,8 +2,8 @@
 
     python benchmarks/zoo.py [--only WORD...] [--part K/N] [--keep FOLDER]
 
-Two emulated hosts of one rank each. 36 runs of `measure=quick` are the design of scaling/analysis/selftest/zoo.py, and
-14 are loops of one's own with a Probe (benchmarks/zoo_loops.py). A fault has to be the first verdict, with the right
+Two emulated hosts of one rank each. 36 runs of `measure=quick` are the design of scaling/analysis/selftest/grade.py,
+and 14 loops of one's own with a Probe (benchmarks/zoo_loops.py). A fault has to be the first verdict, with the right
 rank and phase; what was not put in must not be named. What tiny models on two cores really lose (the link, neighbours,
 DDP's own work, overlap) may be named beside the fault. Bars: 95 % of the cells right, no false cause on a control, none
 anywhere at high confidence, and the cost that is found within 5 % or 3 ms of what was put in, in the median.
@@ -29,7 +29,7 @@ import zoo_loops
 from ending import exit_with
 
 from scaling.analysis.results import SelfTestCase
-from scaling.analysis.selftest import zoo
+from scaling.analysis.selftest import grade
 from scaling.analysis.selftest.grade import FaultCase
 from scaling.cli.verbs.selftest import graded, planned, run_case
 from scaling.records.paths import RunFolder
@@ -106,7 +106,7 @@ def table(cells: Sequence[tuple[FaultCase, SelfTestCase | None]]) -> str:
         family, fault = case.name.split(", ")
         fault = fault.removeprefix("rank 0 ").removeprefix("rank 1 ")
         rows[fault][family] = "ok" if cell is not None and cell.hit and not cell.false_alarms else "MISS"
-    families = [*zoo.FAMILIES, *zoo_loops.LOOPS]
+    families = [*grade.FAMILIES, *zoo_loops.LOOPS]
     head = f"{'':20}" + "".join(f"{f[:11]:>12}" for f in families)
     return "\n".join(
         [
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not harness.has_namespaces():
         return harness.skipped("zoo", "no user namespaces")
     part, parts = map(int, asked.part.split("/"))
-    every = [*map(of_design, zoo.CASES), *map(of_loop, zoo_loops.LOOPS)]
+    every = [*map(of_design, grade.MODEL_CASES), *map(of_loop, zoo_loops.LOOPS)]
     every = [
         cells
         for cells in every[part - 1 :: parts]

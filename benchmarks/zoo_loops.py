@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hosts import run_on_hosts
 
 from scaling.analysis.results import NO_CAUSE, SelfTestCase
-from scaling.analysis.selftest.grade import FaultCase, grade, straggler_ms
-from scaling.analysis.selftest.zoo import LATE_MS, LOST
+from scaling.analysis.selftest.grade import LATE_MS, LOST, FaultCase, grade, straggler_ms
 from scaling.cli.pipeline import rebuild
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan

@@ -11,11 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaling.analysis.compare.allocations import sides, with_allocations
 from scaling.analysis.compare.differences import Prices
 from scaling.analysis.compare.runs import compare as compared
 from scaling.analysis.compare.runs import with_split
-from scaling.analysis.compare.sweep import Member, alike, sweep
+from scaling.analysis.compare.sweep import Member, alike, sides, sweep, with_allocations
 from scaling.analysis.network.curve import NoPathError
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions

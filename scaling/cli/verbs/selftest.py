@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from scaling.analysis.results import SelfTestCase
-from scaling.analysis.selftest import zoo
-from scaling.analysis.selftest.grade import CASES, MORE, FaultCase, grade, summary
+from scaling.analysis.selftest.grade import CASES, MORE, FaultCase, drawn, grade, summary
 from scaling.cli.measuring import end_in_order, watch
 from scaling.cli.output import print_json, say, warn
 from scaling.cli.pipeline import rebuild
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> int:
         return 0  # help was asked for
     others = [*CASES[1:]]
     if given.full:
-        others += [*MORE, *zoo.drawn(DRAWN, first.plan.spec.seed)]
+        others += [*MORE, *drawn(DRAWN, first.plan.spec.seed)]
     runs = [first, *(run for case in others if (run := planned(case, overrides)) is not None)]
     parent = RunFolder(first.request.run_dir or default_folder(first.plan.id))
     folders = [check_folder(parent.path / f"{k:02}") for k in range(len(runs))]

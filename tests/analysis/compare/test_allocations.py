@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from support.results import run_info
 
-from scaling.analysis.compare.allocations import across, sides, with_allocations
 from scaling.analysis.compare.runs import compare
-from scaling.analysis.compare.sweep import Member, sweep
+from scaling.analysis.compare.sweep import Member, across, sides, sweep, with_allocations
 from scaling.analysis.results import (
     SCHEMA,
     Allocation,

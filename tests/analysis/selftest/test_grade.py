@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scaling.analysis.results import Measured, Straggler, Verdict
-from scaling.analysis.selftest import zoo
-from scaling.analysis.selftest.grade import CASES, MORE, _transfer_ms, grade, summary
+from scaling.analysis.selftest.grade import CASES, MODEL_CASES, MORE, _transfer_ms, grade, summary
 from scaling.config.compose import requests
 from scaling.settings.plan import make_plan
 
@@ -42,7 +41,7 @@ def late(rank, cost_ms, phase="forward"):
 
 
 def case(name):
-    return next(c for c in (*CASES, *MORE, *zoo.CASES) if c.name == name)
+    return next(c for c in (*CASES, *MORE, *MODEL_CASES) if c.name == name)
 
 
 def test_the_first_verdict_has_to_be_an_accepted_one(graded):
@@ -107,7 +106,7 @@ def test_the_summary_counts_what_could_not_be_run_as_missed(graded):
     assert not summary([replace(found, error=0.0, false_alarms=("host",))], planned=1).passed
 
 
-@pytest.mark.parametrize("injected", [*CASES, *MORE, *zoo.CASES], ids=lambda c: c.name)
+@pytest.mark.parametrize("injected", [*CASES, *MORE, *MODEL_CASES], ids=lambda c: c.name)
 def test_every_case_is_a_run_that_the_config_accepts(injected):
     (asked,) = requests("selftest", injected.settings).items
     assert make_plan(asked.spec, run_id="", created="", version="").ranks == 2

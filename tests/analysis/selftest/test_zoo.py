@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from scaling.analysis.selftest.zoo import CASES, FAMILIES, FAULTS, drawn
+from scaling.analysis.selftest.grade import FAMILIES, FAULTS, MODEL_CASES, drawn
 
 
 def of(case):
@@ -13,7 +13,7 @@ def of(case):
 
 
 def test_every_fault_is_in_three_families_and_every_family_has_a_control_and_four_faults_or_more():
-    cells = [of(case) for case in CASES]
+    cells = [of(case) for case in MODEL_CASES]
     assert len(set(cells)) == len(cells) == 36
     assert Counter(fault for _, fault in cells) == {"control": 6, **dict.fromkeys(FAULTS, 3)}
     assert min(Counter(family for family, _ in cells).values()) >= 5
@@ -21,7 +21,7 @@ def test_every_fault_is_in_three_families_and_every_family_has_a_control_and_fou
 
 
 def test_either_rank_is_late_in_each_phase():
-    late = {(case.rank, case.phase) for case in CASES if case.rank is not None}
+    late = {(case.rank, case.phase) for case in MODEL_CASES if case.rank is not None}
     assert len(late) == 2 * 5
 
 
