@@ -11,7 +11,7 @@ pulse-<host>.json: what the ranks of a host have done so far, written every PERI
     {"schema":1, "ranks":{"0":{"at_s":86400.5, "beats":512, "cpu_s":18.42, "io_bytes":1048576}, ...}}
 
 `beats` are finished steps, collectives and phases, which a rank counts in memory that it shares by name (the worker's
-session/beat.py); null where that cannot be read. Processor time and bytes are those of the rank and of
+session/progress.py); null where that cannot be read. Processor time and bytes are those of the rank and of
 its children, such as data workers. The launcher tells a rank that is slow from one that hangs by them.
 """
 

@@ -1,4 +1,4 @@
-"""Rank 0 writes the launch's progress, and what the launcher's patience depends on (launchers/failure/patience.py).
+"""Rank 0 writes the launch's progress, and what the launcher's patience depends on (settings/timeouts.py).
 
 Count what this rank has finished, in memory that the host's sampler reads (scaling/hardware/telemetry.py).
 
