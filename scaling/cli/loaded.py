@@ -152,7 +152,6 @@ def has_records(run: Run) -> bool:
     return any(run.path.glob("launches/*/rank-*.jsonl"))
 
 
-T = TypeVar("T")
 WIDTH = 100
 """Characters of a line."""
 
@@ -173,6 +172,9 @@ class ShownPrediction(Prediction):
 
     def __repr__(self) -> str:
         return _drawn(prediction_report.document(self))
+
+
+T = TypeVar("T", ShownComparison, ShownPrediction)
 
 
 def shown(result: Comparison | Prediction, kind: type[T]) -> T:

@@ -219,7 +219,7 @@ def quantities(records: TrialRecords) -> dict[str, Floats]:
 
 
 def late_apart(
-    of_tokens: Effect, records: TrialRecords, rounds: Rounds, floor: float, hosts: Sequence[int]
+    records: TrialRecords, rounds: Rounds, of_tokens: Effect, floor: float, hosts: Sequence[int]
 ) -> Late | None:
     """`late_ranks` beyond what tokens explain.
 

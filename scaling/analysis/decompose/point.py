@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import numpy as np
 
@@ -159,8 +158,11 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     of_tokens = imbalance.effect(records, rounds)
     seen = not untracked_traffic.hides_waits(records)
     floor = _overhead(rounds).floor
-    find = late_ranks if of_tokens is None else partial(imbalance.late_apart, of_tokens)
-    late = find(records, rounds, floor, hosts) if seen else None
+    late = None
+    if seen and of_tokens is not None:
+        late = imbalance.late_apart(records, rounds, of_tokens, floor, hosts)
+    elif seen:
+        late = late_ranks(records, rounds, floor, hosts)
     least_ns = WOKEN_NS if plan.spec.topology.backend in HOSTS_OWN else 0.0
     if late is not None and not late.cost_ns.surely_above(least_ns):
         late = None
