@@ -36,6 +36,11 @@ Column = tuple[str, str, Callable[[T], str]]
 """Name and unit of a column, and what each row's cell is made of."""
 
 
+def heads(*names: str | tuple[str, str]) -> Columns:
+    """Columns from (name, unit), or the name alone where the column has no unit."""
+    return tuple((name, "") if isinstance(name, str) else name for name in names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """One piece of a section."""

@@ -180,7 +180,8 @@ def _kneed(rows: list[Row]) -> tuple[Row, ...]:
     """The rows with the knee of every setting marked, where several batches were measured."""
     settings: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        settings.setdefault((row.world_size, *row.setting.values()), []).append(row)
+        key = (row.world_size, *row.setting.values())
+        settings.setdefault(key, []).append(row)
     knees = {id(knee) for group in settings.values() if (knee := _knee(group)) is not None}
     return tuple(dataclasses.replace(row, knee=True) if id(row) in knees else row for row in rows)
 

@@ -179,7 +179,7 @@ SMALL_BYTES = 2**12
 
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
-    """Fitted link, ns and ns/byte; the estimate first, then resampled values. See ring.PerHop for alpha by size."""
+    """Fitted link, ns and ns/byte; the estimate first, then resampled values. See PerHop for alpha by size."""
 
     world_size: int
     alpha_ns: Floats

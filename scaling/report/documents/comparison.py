@@ -38,6 +38,7 @@ from scaling.report.model import (
     Section,
     Table,
     Tone,
+    heads,
     lines,
     tabulated,
 )
@@ -313,14 +314,14 @@ def table(sweep: Sweep) -> Table:
     """A row for each run, world size and case, under the settings that differ."""
     done = all(row.status == "done" for row in sweep.rows)
     batches = "batch_per_rank" not in sweep.keys and "batch" not in sweep.keys and _batches_differ(sweep)
-    columns = (
-        *((plain(key), "") for key in sweep.keys),
-        ("ranks", ""),
+    columns = heads(
+        *map(plain, sweep.keys),
+        "ranks",
         *((("batch", "a rank"),) if batches else ()),
         ("samples", "1/s"),
         ("efficiency", "%"),
         ("cause", "of the step"),
-        *(() if done else (("status", ""),)),
+        *(() if done else ("status",)),
     )
     rows = tuple(
         (
