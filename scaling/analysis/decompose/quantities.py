@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from scaling.analysis.network.curve import bus_factor
+from scaling.analysis.network.links import bus_factor
 from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.statistics.rounds import Floats, Rounds, units
 from scaling.records.tables import Frame, in_memory

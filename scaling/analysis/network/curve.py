@@ -34,6 +34,7 @@ import numpy as np
 import polars as pl
 
 from scaling.analysis.network import cliffs
+from scaling.analysis.network.links import bus_factor
 from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
 from scaling.records.tables import Frame, in_memory
@@ -109,17 +110,6 @@ def ring_times(
     beta = np.max(betas, axis=0) if hops else np.zeros(1)
     rest = [2 * (n - 1) / n * size * beta for size in sizes]
     return np.stack(latency, axis=-1) * 2 * (n - 1) / n, np.stack(rest, axis=-1)
-
-
-SHARED = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
-"""busbw / algbw over (n-1)/n, for collectives in which each rank keeps its own part."""
-WHOLE = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
-"""Collectives whose busbw is their algbw."""
-
-
-def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
-    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md). KeyError for other names."""
-    return 1.0 if collective in WHOLE else SHARED[collective] * (world_size - 1) / world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,17 @@ from scaling.analysis.results import Fabric
 from scaling.settings.run import Spec
 from scaling.units import format_bytes
 
+SHARED = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""busbw / algbw over (n-1)/n, for collectives in which each rank keeps its own part."""
+WHOLE = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "send_recv")
+"""Collectives whose busbw is their algbw."""
+
+
+def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
+    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md). KeyError for other names."""
+    return 1.0 if collective in WHOLE else SHARED[collective] * (world_size - 1) / world_size
+
+
 GIB, MIB = 2**30, 2**20
 WITHIN = 8
 """Reports of sizes up to so many times smaller or larger are held beside a figure."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
-from scaling.analysis.network.curve import bus_factor
+from scaling.analysis.network.links import bus_factor
 from scaling.analysis.results import Collective, FabricLevel, Measured, Point, Remedy, Verdict
 from scaling.analysis.results.verdicts import NOTABLE, named
 from scaling.analysis.verdicts.host_remedies import FEWER_UPDATES, Offer, saved

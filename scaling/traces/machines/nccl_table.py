@@ -15,7 +15,8 @@ import numpy as np
 
 from scaling.analysis.network import links
 from scaling.analysis.network.cliffs import Timed, cliffs
-from scaling.analysis.network.curve import LARGE_BYTES, SHARED, SMALL_BYTES
+from scaling.analysis.network.curve import LARGE_BYTES, SMALL_BYTES
+from scaling.analysis.network.links import SHARED
 from scaling.analysis.network.nccl_log import Cards
 from scaling.analysis.results import Cliff
 from scaling.traces.profiler.signs import element_bytes

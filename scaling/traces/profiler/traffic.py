@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scaling.analysis.network.curve import SHARED, WHOLE, bus_factor
+from scaling.analysis.network.links import SHARED, WHOLE, bus_factor
 from scaling.analysis.results import Bucket, Comm, Straggler
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.traces import Dilation, TracedCollective, TracedKind

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.network.curve import Hops, NoPathError, PerHop, bus_factor, ring_times
+from scaling.analysis.network.curve import Hops, NoPathError, PerHop, ring_times
+from scaling.analysis.network.links import bus_factor
 
 
 def hops(name, ranks, alpha, beta):
