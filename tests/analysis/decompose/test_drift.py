@@ -11,7 +11,7 @@ import pytest
 from support.own_loops import own_loop
 
 from scaling.analysis.decompose.drift import _apart, changed, changes, drifts
-from scaling.analysis.decompose.light import Light
+from scaling.analysis.decompose.stragglers import Light
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.clocks import DeviceSamples, with_telemetry
 from scaling.cli.pipeline import rebuild

@@ -8,7 +8,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.quantities import NOTHING, CallTraffic
+from scaling.analysis.decompose.quantities import CallTraffic
 from scaling.analysis.quality import untracked_traffic
 from scaling.analysis.results import Verdict
 from scaling.settings.plan import OWN_LOOP
@@ -97,8 +97,8 @@ def test_what_lies_in_the_wait_for_the_last_bucket_is_known(run):
 @pytest.mark.parametrize(
     ("share", "calls", "first"),
     [
-        pytest.param(0.01, NOTHING, "input", id="little"),
-        pytest.param(0.2, NOTHING, "undecided", id="no wait was followed"),
+        pytest.param(0.01, CallTraffic(), "input", id="little"),
+        pytest.param(0.2, CallTraffic(), "undecided", id="no wait was followed"),
         pytest.param(0.2, CallTraffic(bytes=4096), "input", id="an own loop, every wait was seen"),
         pytest.param(0.2, CallTraffic(bytes=2**30, unclaimed_bytes=2**30), "undecided", id="none was seen"),
         pytest.param(0.2, CallTraffic(bytes=4096, polled=True), "undecided", id="it asked instead"),
