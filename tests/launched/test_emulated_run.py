@@ -70,18 +70,6 @@ def test_the_step_predicted_for_a_slower_link_is_what_arithmetic_says(synthetic,
     assert predicted["step_ms"]["value"] == pytest.approx(expected, rel=0.05)
 
 
-def test_parts_add_up_to_the_probes_step(synthetic, point_of):
-    point = point_of(synthetic[0], 2)
-    total = sum(part["value"] for part in point["parts_ms"].values() if part)
-    assert total == pytest.approx(point["arms_ms"]["probe"]["value"], rel=1e-6)
-
-
-def test_losses_add_up_to_the_lost_efficiency(synthetic, point_of):
-    point = point_of(synthetic[0], 2)
-    total = sum(loss["value"] for loss in point["loss"].values() if loss)
-    assert total == pytest.approx(1 - point["efficiency"]["value"], abs=1e-9)
-
-
 @pytest.mark.measures
 def test_link_bandwidth_is_the_first_verdict(synthetic, analysis_of):
     verdict = analysis_of(synthetic[0])["verdicts"][0]
@@ -115,13 +103,6 @@ def test_every_file_is_there(synthetic):
     } <= names
     assert not [name for name in names if name.endswith(".part")]
     assert "launch/torchrun.sh" in (run / "command.txt").read_text()
-
-
-def test_world_size_1_has_no_communication(synthetic, point_of):
-    point = point_of(synthetic[0], 1)
-    assert point["comm"] is None
-    assert point["loss"] is None
-    assert point["parts_ms"]["exposed_transfer"] is None
 
 
 def test_synthetic_and_scaled_down_are_said(synthetic):
@@ -182,35 +163,6 @@ def test_editing_plan_and_config_afterwards_changes_no_measured_number(synthetic
     said = [set(document["quality"].pop("warnings")) for document in (before, after)]
     assert all("plan" in warning or "stated" in warning for warning in said[1] - said[0]), said
     assert before == after
-
-
-@pytest.mark.slow
-def test_rank_files_cut_off_or_missing_are_said_and_the_rest_reported(synthetic, scaling, tmp_path):
-    cut, missing = tmp_path / "cut", tmp_path / "missing"
-    for copy in (cut, missing):
-        shutil.copytree(synthetic[0], copy)
-    file = cut / "launches/0/rank-1.jsonl"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
-    (missing / "launches/0/rank-1.jsonl").unlink()
-    for copy, said in ((cut, "cut off"), (missing, "left no records")):
-        done = scaling("analyze", "-v", str(copy), cwd=tmp_path)
-        assert done.returncode == 3, done.stderr
-        assert said in done.stdout
-        points = json.loads((copy / "analysis.json").read_text())["points"]
-        assert points[1]["step_ms"]["value"] > 0
-        assert points[1]["status"] == "lost"
-
-
-@pytest.mark.slow
-@pytest.mark.measures
-def test_a_real_model_at_200_mbit(measured, point_of):
-    run, _ = measured(
-        AT_200_MBIT, "model=mlp model.width=900 batch_per_rank=64 measure.steps=3 measure.lead_in=1"
-    )
-    comm = point_of(run, 2)["comm"]
-    assert comm["bytes_per_step"] > 8 * 2**20
-    assert comm["busbw_gbit_s"]["value"] == pytest.approx(0.2 * TCP_SHARE, rel=0.10)
-    assert not (run / "wandb").exists()
 
 
 @pytest.mark.measures

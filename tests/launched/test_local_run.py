@@ -19,15 +19,6 @@ LOCAL = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
-def test_ddp_that_counts_from_backward_to_backward(measured, point_of, key):
-    run, _ = measured(*LOCAL, "model=mlp", f"ddp.{key}=true")
-    point = point_of(run, 2)
-    assert point["comm"]["bytes_per_step"] > 2**20
-    assert point["arms_ms"]["ddp_solo"] is not None
-
-
-@pytest.mark.slow
 def test_strong_scaling_in_bf16_with_accumulation(measured, point_of):
     run, _ = measured(
         *LOCAL, "model=mlp model.width=256 mode=strong global_batch=64 precision=bf16 accumulation_steps=2"

@@ -9,7 +9,7 @@ import pytest
 from scaling.analysis.decompose.loss import loss_by_kind
 from scaling.analysis.decompose.quantities import Sent, by_kind
 from scaling.analysis.decompose.sharded import read_sharded
-from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
+from scaling.analysis.decompose.unit_stamps import exposed, unit_blocks
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.shared_link import Served
 from scaling.analysis.statistics.rounds import Rounds
@@ -116,10 +116,6 @@ class Cluster:
 @pytest.fixture
 def clean():
     return Cluster().read()
-
-
-def test_such_steps_are_known_by_their_waits():
-    assert has_units(pl.DataFrame(Cluster().rows).lazy())
 
 
 def test_collectives_by_kind_and_phase(clean):

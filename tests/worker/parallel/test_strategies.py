@@ -20,13 +20,13 @@ PADDING = 4 * 25
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("ranks") / "store", 4)
+def ranks():
+    return run_ranks(SCRIPT, 4, 4)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return run_ranks(SCRIPT, 2, tmp_path_factory.mktemp("two") / "store", 2)
+def two():
+    return run_ranks(SCRIPT, 2, 2)
 
 
 def calls(found):

@@ -1,4 +1,4 @@
-"""`phase_ranks.py RANK STORE FOLDER`: loops on two Gloo ranks whose steps have named phases; the second rank's rollout
+"""`phase_ranks.py RANK URL FOLDER`: loops on two Gloo ranks whose steps have named phases; the second rank's rollout
 takes NAP_S longer. Each rank tells what its probe said, as JSON.
 """
 
@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import answer, join
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -58,16 +57,11 @@ def train(kind: str, rank: int, folder: Path) -> list[str]:
     return said.getvalue().splitlines()[:-1]
 
 
-def main(rank: int, store: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+def main() -> None:
+    rank, folder = join(2), Path(sys.argv[3])
     said = {kind: train(kind, rank, folder / kind) for kind in LOOPS}
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(said))
+    answer(said)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    main()
