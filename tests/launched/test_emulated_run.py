@@ -25,8 +25,7 @@ AT_200_MBIT = "topology=emulated_pcie topology.link.rate=200mbit measure=quick t
 def synthetic(scaling, tmp_path_factory):
     """8 MiB of gradients over 1 Gbit between two hosts, compute made of sleeps."""
     cwd = tmp_path_factory.mktemp("synthetic")
-    done = scaling("run", *SYNTHETIC, "run_dir=run", "--verbose", cwd=cwd)
-    assert done.returncode == 0, done.stderr
+    done = scaling("run", *SYNTHETIC, "run_dir=run", "--verbose", cwd=cwd, status=0)
     return cwd / "run", done
 
 
@@ -61,8 +60,9 @@ def test_the_step_is_what_arithmetic_says(synthetic, point_of):
 @pytest.mark.measures
 def test_the_step_predicted_for_a_slower_link_is_what_arithmetic_says(synthetic, scaling, point_of):
     run, _ = synthetic
-    done = scaling("predict", str(run), "topology.link.rate=200mbit", "--anyway", "--json", cwd=run.parent)
-    assert done.returncode == 0, done.stderr
+    done = scaling(
+        "predict", str(run), "topology.link.rate=200mbit", "--anyway", "--json", cwd=run.parent, status=0
+    )
     predicted = json.loads(done.stdout)["points"][-1]
     point = point_of(run, 2)
     awake = point["arms_ms"]["bare_one"]["value"] - 45
@@ -111,16 +111,6 @@ def test_synthetic_and_scaled_down_are_said(synthetic):
     assert "emulated" in out
 
 
-def test_stamps_need_no_correction_within_a_machine(synthetic):
-    for line in (synthetic[0] / "launches/0/rank-1.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if record["t"] == "clock":
-            assert abs(record["offset_ns"]) <= record["bound_ns"]
-            break
-    else:
-        pytest.fail("no clock line")
-
-
 def test_wandb_runs_are_there_offline(synthetic):
     runs = sorted(p.name.rsplit("-", 1)[1] for p in (synthetic[0] / "wandb").glob("offline-run-*"))
     assert runs == ["n1", "n2", "summary"]
@@ -135,8 +125,7 @@ def test_analyze_rebuilds_the_same_numbers(synthetic, scaling, analysis_of):
     shutil.rmtree(synthetic[0] / "steps.parquet")
     for name in ("analysis.json", "report.html"):
         (synthetic[0] / name).unlink()
-    done = scaling("analyze", "run", "--json", cwd=synthetic[0].parent)
-    assert done.returncode == 0
+    done = scaling("analyze", "run", "--json", cwd=synthetic[0].parent, status=0)
     assert json.loads(done.stdout) == before == analysis_of(synthetic[0])
 
 

@@ -87,8 +87,9 @@ def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scal
 
 @pytest.mark.slow
 def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
-    done = scaling("run", "-m", *LOCAL, "model=mlp", "model.width=64,65", "run_dir=both", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = scaling(
+        "run", "-m", *LOCAL, "model=mlp", "model.width=64,65", "run_dir=both", cwd=tmp_path, status=0
+    )
     comparison = json.loads((tmp_path / "both/comparison.json").read_text())
     assert (tmp_path / "both/0/analysis.json").exists()
     assert (tmp_path / "both/1/analysis.json").exists()
@@ -98,12 +99,10 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     assert rows == [("64", 1), ("64", 2), ("65", 1), ("65", 2)]
     assert "NOT COMPARABLE" not in done.stdout
     assert "#model.width  ranks" in done.stdout
-    gate = scaling("compare", "both/0", "both/1", "--fail-below", "0.5", cwd=tmp_path)
-    assert gate.returncode == 2
+    gate = scaling("compare", "both/0", "both/1", "--fail-below", "0.5", cwd=tmp_path, status=2)
     assert "not comparable" in gate.stderr
     bar = ("--fail-below", "0.5", "--undecided", "ok")  # a busy machine may leave it undecided
-    same = scaling("compare", "both/0", "both/0", *bar, "--json", cwd=tmp_path)
-    assert same.returncode == 0
+    same = scaling("compare", "both/0", "both/0", *bar, "--json", cwd=tmp_path, status=0)
     assert json.loads(same.stdout)["points"][0]["distinguishable"] is False
 
 

@@ -33,8 +33,8 @@ def side_by_side(scaling, tmp_path_factory):
         "run_dir=run",
         "--verbose",
         cwd=cwd,
+        status=0,
     )
-    assert done.returncode == 0, done.stderr + done.stdout
     return json.loads((cwd / "run/analysis.json").read_text()), done, cwd / "run"
 
 
@@ -60,7 +60,7 @@ def test_each_strategy_sends_its_own_collectives(side_by_side):
 
 def test_remedies_are_tried_beside_fsdp_and_each_launch_ends(scaling, tmp_path, left_behind):
     """What a verdict would propose is written into the analysis, since a busy machine may show no cause."""
-    done = scaling(
+    scaling(
         "run",
         *QUICK,
         "topology.ranks_per_host=2",
@@ -69,8 +69,8 @@ def test_remedies_are_tried_beside_fsdp_and_each_launch_ends(scaling, tmp_path, 
         "measure.budget_s=10",
         "run_dir=run",
         cwd=tmp_path,
+        status=0,
     )
-    assert done.returncode == 0, done.stderr
     path = tmp_path / "run/analysis.json"
     tries = [
         {"overrides": asked, "code": "", "predicted_gain": None}

@@ -35,10 +35,14 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run_scaling(
-    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = RUN_S
+    *arguments: str,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = RUN_S,
+    status: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """`scaling ARGUMENTS` in a process of its own, to its end."""
-    return subprocess.run(
+    """`scaling ARGUMENTS` in a process of its own, to its end, which has to be with `status` where that is given."""
+    done = subprocess.run(
         command(arguments),
         cwd=cwd,
         env=environment(env),
@@ -47,6 +51,8 @@ def run_scaling(
         timeout=timeout_s,
         check=False,
     )
+    assert status in (None, done.returncode), done.stderr + done.stdout
+    return done
 
 
 def start_scaling(
