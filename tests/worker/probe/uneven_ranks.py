@@ -1,4 +1,4 @@
-"""`uneven_ranks.py RANK URL FOLDER`: trainings on two Gloo ranks; one of them tells a Probe its tokens. Told as JSON."""
+"""`uneven_ranks.py RANK URL FOLDER`: trainings on two Gloo ranks that tell a Probe their tokens, or do not. As JSON."""
 
 from __future__ import annotations
 
