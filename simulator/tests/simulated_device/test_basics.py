@@ -110,21 +110,6 @@ def learns_as_on_the_cpu(rank, world):
     return [torch.equal(a, b.cpu()) for a, b in pairs]
 
 
-def convolution_gradients(rank, world):
-    torch.manual_seed(0)
-    reference = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2, stride=2)
-    )
-    model = copy.deepcopy(reference).to("sim")
-    images = torch.randn(2, 3, 8, 8)
-    for net, device in ((reference, "cpu"), (model, "sim")):
-        net(images.to(device)).pow(2).sum().backward()
-    return [
-        torch.equal(a.grad, b.grad.cpu())
-        for a, b in zip(reference.parameters(), model.parameters(), strict=True)
-    ]
-
-
 def memory(rank, world):
     configure(capacity_bytes=64 << 20)
     accelerator = torch.accelerator
@@ -308,7 +293,6 @@ def test_streams_run_beside_each_other_and_wait_for_events():
 
 def test_a_training_ends_with_the_weights_of_the_cpu_to_the_last_bit():
     assert all(on_one(learns_as_on_the_cpu))
-    assert all(on_one(convolution_gradients))
 
 
 def test_memory_is_counted_and_has_an_end():
