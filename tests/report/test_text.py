@@ -340,7 +340,7 @@ def test_what_is_surely_above_zero_is_never_shown_as_zero():
 
 def test_how_well_clocks_are_known_is_said_of_ranks_and_of_devices(sample):
     quality = replace(sample.good().quality, clock_bound_us=12.0, device_clock_bound_us=3.4)
-    assert findings.measured_lines(quality)[-2:] == (
+    assert set(findings.measured_lines(quality)) >= {
         "the ranks' clocks are known to within 12 us",
-        "the devices' events are told in host time to within 3.4 us",
-    )
+        "the devices' events are told in host time to within 3.40 us",
+    }
