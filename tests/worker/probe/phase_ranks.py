@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling import Probe
 
 STEPS, NAP_S, SHORT_S = 105, 0.03, 0.005
-LOOPS = ("apart", "met", "even", "misused")
-"""Ranks meet in backward, or in the rollout itself; none is late; names that cannot be."""
+LOOPS = ("met", "misused")
+"""Ranks meet in the rollout itself, for which one is late; names that cannot be."""
 
 
 def misuse(probe: Probe) -> None:
@@ -43,7 +43,7 @@ def train(kind: str, rank: int, folder: Path) -> list[str]:
             with probe.step():
                 with probe.phase("rollout"), torch.no_grad():
                     inputs = model(torch.ones(8, 64))
-                    time.sleep(SHORT_S + NAP_S * (rank == 1 and kind in ("apart", "met")))
+                    time.sleep(SHORT_S + NAP_S * (rank == 1 and kind == "met"))
                     if kind == "met":
                         dist.barrier()
                 with reward:
