@@ -43,10 +43,9 @@ from scaling.worker.session.session import Session, cores_of_host
 
 WARMUP = 5
 """Steps skipped at the start: DDP rebuilds its buckets in the second one, and other things are made lazily."""
-_ARMS = ((PLAIN, False, 2), (PLAIN, False, 2), (PROBE, False, 4), (PROBE, True, 2))
-"""(arm, detailed, steps). Most tell who is late, which varies far more from step to step than the step does. A detailed
-step costs some 0.4 ms of CPU time per bucket, so there are few. Two is the minimum: the first step of a block gives a
-begin, and each later one a period."""
+_ARMS = ((PLAIN, False, 3), (PLAIN, False, 3), (PROBE, False, 2), (PROBE, True, 2))
+"""(arm, detailed, steps). A detailed step costs some 0.4 ms of CPU time per bucket, so there are few. Two is the
+minimum: the first step of a block gives a begin, and each later one a period."""
 ROUND_STEPS = sum(steps for _, _, steps in _ARMS)
 
 

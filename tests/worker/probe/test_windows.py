@@ -148,8 +148,8 @@ def test_wherever_a_round_is_interrupted_its_other_blocks_have_their_times(loop,
 
 
 def test_a_pause_ends_the_window_and_the_next_block_opens_another(loop):
-    block = next(block for block in round_of(0) if block.steps == 4)
-    loop.steps(block.first + 2)
+    block = next(block for block in round_of(0) if block.steps == 3)
+    loop.steps(block.first + 1)
     assert (loop.clock.open, loop.clock.opened) == (1, 1)
     loop.steps(1, paused=True)
     assert (loop.clock.open, loop.clock.opened) == (0, 1)
