@@ -64,13 +64,13 @@ def join(world: int, timeout_s: float = 60.0) -> int:
 
 
 def answer(found: Any) -> NoReturn:
-    """In a script of `run_ranks`: print what the rank found, and end when all have.
+    """In a script of `run_ranks`: wait for the others, print what the rank found, and end.
 
     At once, since threads of Gloo may abort an interpreter that ends in order (torch 2.13).
     """
     import torch.distributed as dist
 
+    dist.barrier()  # before the words: ranks are read one after the other, and a pipe holds 64 KiB
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
-    dist.barrier()
     os._exit(0)
