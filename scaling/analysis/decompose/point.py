@@ -226,8 +226,8 @@ def _merged_values(records: TrialRecords, readings: Arms, plan: Plan) -> dict[st
 
 def _details_hold(values: dict[str, Floats], exposed: Floats) -> bool:
     """Whether details split most of what a step waits for; an own loop may wait in collectives that nobody splits."""
-    split = np.nanmean(values["exposed_all"] / exposed) if "exposed_all" in values else 0.0
-    return bool(split >= MOST)
+    split = np.nansum(values.get("exposed_all", np.zeros(1)))
+    return bool(split > 0 and split >= MOST * np.nansum(exposed))
 
 
 MOST = 0.9
