@@ -87,9 +87,9 @@ class Hooked:
             self._outermost.close()
         for calls in self._calls:
             calls.remove()
-        for end in self._ends:
-            end.remove()
-        self._outermost, self._models, self._calls, self._ends = None, [], [], []
+        while self._ends:  # the last one first: they may stand around one function
+            self._ends.pop().remove()
+        self._outermost, self._models, self._calls = None, [], []
 
     def _fail(self, error: Exception) -> None:
         """Follow nothing from here on."""

@@ -93,6 +93,18 @@ def test_a_training_of_a_few_steps_is_told_that_it_is_too_short(folder, capsys):
     assert "probe.step()" not in said  # the script has no line of a Probe
 
 
+def test_optimizers_are_as_they_were_if_the_script_ends_before_a_choice(folder):
+    before, hooked = torch.optim.SGD.step.__code__, Hooked()
+    with hooked.installed():
+        for width in (2, 4):  # two models with one kind of optimizer
+            model = torch.nn.Linear(8, width)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            model(torch.ones(3, 8)).sum().backward()
+            optimizer.step()
+        assert torch.optim.SGD.step.__code__ is not before
+    assert torch.optim.SGD.step.__code__ is before
+
+
 def test_without_a_model_it_says_so_and_leaves_nothing(folder, capsys):
     hooked = Hooked()
     with hooked.installed():
