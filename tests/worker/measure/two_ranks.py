@@ -11,6 +11,7 @@ import torch.distributed as dist
 from support.gloo_ranks import answer, join
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.records.format import StepRow
 from scaling.settings.schedule import Message
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
@@ -19,6 +20,7 @@ from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.ddp import bucket_bytes, sends_buffers
 from scaling.worker.parallel.groups import make_groups
+from scaling.worker.parallel.strategy import done_in_time
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.parallel.waits import Broadcasts
 
@@ -59,7 +61,9 @@ def observe(wrapper, inputs, rows_of):
 
 def bucket_rows(detail, take, forward_end, end):
     """The rows of a step as a block records them: none is done after backward, which waited for all."""
-    return detail.all_of(take(forward_end).collectives, [(forward_end, end)], ())
+    rows = detail.all_of(take(forward_end).collectives, [(forward_end, end)], ())
+    whole = StepRow(forward_end, end, 0, 0, end - forward_end, 0, compute_end_ns=end, sync_end_ns=end)
+    return [done_in_time(row, whole) for row in rows]
 
 
 def buffered(rank, group, inputs):
