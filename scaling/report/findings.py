@@ -148,7 +148,6 @@ CLOCK_CHANGES = 0.02
 def goodput_line(goodput: Goodput) -> str:
     """How much of the time went into steps that counted, and where the rest went, largest first."""
     seconds = {
-        "waiting for the slowest": goodput.waiting_s,
         f"steps done twice ({goodput.steps_done_twice})": goodput.done_twice_s,
         f"start-up (of {goodput.launches})": goodput.start_up_s,
         "between launches": goodput.between_launches_s,
@@ -157,12 +156,13 @@ def goodput_line(goodput: Goodput) -> str:
         "not explained": goodput.other_s,
     }
     parts = sorted(seconds.items(), key=lambda part: -abs(part[1]))
-    rest = ", ".join(
-        f"{name} {s / goodput.wall_s:.1%}" for name, s in parts if abs(s) > NOTABLE_S * goodput.wall_s
-    )
+    notable_s = NOTABLE_S * goodput.wall_s
+    rest = ", ".join(f"{name} {s / goodput.wall_s:.1%}" for name, s in parts if abs(s) > notable_s)
+    waits = f"{goodput.waiting_s / goodput.wall_s:.1%} of all time waiting for the slowest rank"
+    waiting = f" ({waits})" if goodput.waiting_s > notable_s else ""
     unknown = "" if goodput.steps_done_twice is not None else "; whether steps were done twice is unknown"
     took = format_duration(goodput.wall_s)
-    return f"{goodput.share:.1%} of {took} in {goodput.steps:,} steps that counted; {rest}{unknown}"
+    return f"{goodput.share:.1%} of {took} in {goodput.steps:,} steps that counted{waiting}; {rest}{unknown}"
 
 
 NOTABLE_S = 0.001

@@ -7,7 +7,7 @@ from rich.console import Console
 from support.reports import markdown, page, print_analysis
 from support.results import about
 
-from scaling.analysis.results import Fabric, Loss, Measured, NamedPhase, TokenBalance, TrialStatus
+from scaling.analysis.results import Fabric, Goodput, Loss, Measured, NamedPhase, TokenBalance, TrialStatus
 from scaling.report import findings, text
 from scaling.report.answer import answer
 
@@ -230,6 +230,15 @@ def test_the_answer_without_any_result(sample):
     lost = (TrialStatus(world_size=2, status="oom", rank=0),)
     nothing = replace(sample.good(), points=(), verdicts=(), trials=lost, fabric=Fabric())
     assert answer(nothing) == "Nothing could be measured. The trial at 2 ranks is missing (out of memory)."
+
+
+def test_waiting_for_the_slowest_is_a_part_of_the_steps_that_counted():
+    seconds = {"productive_s": 44.0, "waiting_s": 38.0, "done_twice_s": 0.0, "start_up_s": 18.0}
+    seconds |= dict.fromkeys(("between_launches_s", "pauses_s", "stalls_s", "other_s"), 0.0)
+    goodput = Goodput(launches=1, steps=117, steps_done_twice=0, share=0.82, wall_s=100.0, **seconds)
+    assert findings.goodput_line(goodput).endswith(
+        "in 117 steps that counted (38.0% of all time waiting for the slowest rank); start-up (of 1) 18.0%"
+    )
 
 
 def test_unexplained_is_listed_even_when_unknown(sample):
