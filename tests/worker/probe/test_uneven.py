@@ -20,7 +20,8 @@ RANKS = 2
 def test_untold_tokens_leave_all_as_it_was(found):
     analysis = found("untold")
     (point,) = analysis.points
-    assert (point.tokens, point.loss.imbalance, point.tokens_per_s) == (None, None, None)
+    assert (point.tokens, point.tokens_per_s) == (None, None)
+    assert point.loss is None or point.loss.imbalance is None  # None: on a busy machine no term may be known
     assert "imbalance" not in [verdict.cause for verdict in analysis.verdicts]
 
 
