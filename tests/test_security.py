@@ -282,6 +282,13 @@ def test_a_jobs_id_that_is_none_reaches_no_command(job):
             ask(job)
 
 
+def test_an_xml_file_of_entities_within_entities_is_refused(tmp_path, capsys):
+    levels = "".join(f'<!ENTITY a{k} "{f"&a{k - 1};" * 10}">' for k in range(1, 12))
+    bomb = tmp_path / "bomb.xml"
+    bomb.write_text(f'<!DOCTYPE system [<!ENTITY a0 "x">{levels}]><system version="1">&a11;</system>')
+    refused(capsys, ["import", "nccl-xml", str(bomb), "--into", str(tmp_path / "out.yaml")])
+
+
 # Written folders
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import rank_files
 from support.possible import assert_possible
 
 from scaling.analysis.invariants import within
 from scaling.analysis.results import Measured
+from scaling.cli.pipeline import rebuild
+from scaling.records.paths import RunFolder
 
 SIZES = (1, 2)
 
@@ -143,6 +148,34 @@ def test_a_part_known_to_no_better_than_the_step_is_left_out(whole):
     assert found.points[1].parts_ms.backward is None
     assert found.points[1].parts_ms.forward == point.parts_ms.forward
     assert any(line.startswith("backward at 2 ranks: known to no better") for line in found.quality.warnings)
+
+
+@pytest.fixture(scope="module")
+def recorded(simulate, cluster, tmp_path_factory):
+    folder = RunFolder(tmp_path_factory.mktemp("invariants") / "run")
+    simulate(cluster.Truth(world_sizes=SIZES, rounds=3, steps=3), folder.path)
+    return folder, {rank: folder.launch(0).rank(rank).read_bytes() for rank in (0, 1)}
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(line=st.integers(0, 10_000), stamp=st.integers(0, 8), digit=st.integers(0, 14), now=st.integers(0, 9))
+def test_a_changed_digit_never_gives_what_cannot_be(recorded, line, stamp, digit, now):
+    """Measured so, that is: before the checksums are made."""
+    folder, files = recorded
+
+    def change(lines):
+        steps = [one for one in lines if one["t"] == "step"]
+        stamps = steps[line % len(steps)]["s"]
+        text = list(str(stamps[stamp % len(stamps)]))
+        text[digit % len(text)] = str(now)
+        stamps[stamp % len(stamps)] = int("".join(text))
+
+    try:
+        rank_files.change(folder.launch(0).rank(1), change)
+        assert_possible(rebuild(folder).analysis)
+    finally:
+        for rank, content in files.items():
+            folder.launch(0).rank(rank).write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["curve_share", "nominal_share", "efficiency_loaded"])

@@ -103,6 +103,11 @@ def test_work_without_a_launch_is_no_silent_zero(phases, trace):
         phases.borders_ns(trace.events)
 
 
+def test_a_step_with_too_few_marks_is_refused(phases):
+    with pytest.raises(ValueError, match="10 marks, 9 a step"):
+        phases.steps_of(range(10))
+
+
 def test_a_marked_clock_is_the_clock_and_leaves_a_range_for_every_stamp(phases):
     from torch.profiler import profile
 
@@ -111,6 +116,16 @@ def test_a_marked_clock_is_the_clock_and_leaves_a_range_for_every_stamp(phases):
         stamps = [clock.stamp(), clock.stamp()]
     assert (stamps, clock.bound_ns) == ([7, 8], 3)
     assert [event.name for event in profiled.events()].count(phases.MARK) == 2
+
+
+def test_the_network_is_resnet_50_in_size(gpu_parts):
+    import torch
+
+    with torch.device("meta"):
+        module = gpu_parts.resnet.resnet()
+    assert sum(p.numel() for p in module.parameters()) == 25_557_032
+    small = gpu_parts.resnet.resnet((1, 1), width=8, classes=10)
+    assert small(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_a_stamp_on_a_simulated_device_is_reached_with_the_work_queued_before_it(phases):

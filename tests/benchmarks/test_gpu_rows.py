@@ -38,6 +38,12 @@ def test_a_probe_costs_half_a_percent_at_most_and_a_a_must_be_able_to_tell(rows,
     assert rows.overhead("stamps", light, again, 0.01).met is met
 
 
+def test_what_has_no_bar_is_neither_met_nor_missed(rows):
+    row = rows.overhead("buckets", (1.05, 1.04, 1.06), None, 0.5)
+    assert row.met is None
+    assert row.measured.startswith("+5.00% [+4.00%, +6.00%]")
+
+
 @pytest.mark.parametrize(
     ("bound_ns", "late_ns", "met"),
     [
@@ -95,3 +101,13 @@ def test_the_whole_is_met_where_something_was_judged_and_nothing_missed(rows):
     assert not rows.passed([none])
     assert not rows.passed([])
     assert [row.met for row in rows.unjudged([met, missed, none])] == [None] * 3
+
+
+def test_the_table_says_what_was_missed(rows):
+    first = rows.Row(section="a", what="one", measured="1 ms", bar="2 ms", met=True)
+    second = rows.Row(section="b", what="two", measured="3 ms", met=False)
+    lines = rows.table([first, second]).splitlines()
+    assert lines[0].split() == ["a", "one", "met", "1", "ms"]
+    assert lines[1].strip() == "bar 2 ms"
+    assert lines[2] == ""
+    assert "MISSED" in lines[3]

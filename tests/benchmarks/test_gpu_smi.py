@@ -24,6 +24,28 @@ def test_names_lose_their_units_and_what_is_not_there_is_none(smi):
     }
 
 
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "a, b\n1\n", "a\n1\n2\n"])
+def test_anything_else_is_refused_with_what_was_expected(smi, text):
+    with pytest.raises(ValueError, match="a line of names and one of values"):
+        smi.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1905", 1905.0),
+        ("652.31", 652.31),
+        ("0x0000000000000004", 4.0),
+        ("Enabled", 1.0),
+        ("Disabled", 0.0),
+        ("Fake H100", "Fake H100"),
+        (None, None),
+    ],
+)
+def test_figures_and_words(smi, text, value):
+    assert smi.number(text) == value
+
+
 ANSWERS = {
     "name": "Fake H100",
     "uuid": "GPU-0000-0000",

@@ -48,6 +48,17 @@ def test_memory_is_that_of_the_rank_that_held_most_at_each_world_size(run):
     assert "600 MiB a rank at most (resident); 7 MiB for the group's communicator" in said
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"rank": 0, "peak_bytes": 5}', '{"rank": 0, "world_sizes": {"1": {"peak_bytes": null}}}'],
+)
+def test_where_nothing_was_noted_nothing_is_said(run, text):
+    run.launch(0).memories(0).write_text(text)
+    analysis = rebuild(run).analysis
+    assert {p.memory for p in analysis.points} == {PeakMemory()}
+    assert "a rank at most" not in run.report_txt.read_text()
+
+
 def test_memory_in_words():
     assert memory_line(PeakMemory(peak_bytes=3 * MIB), "cuda") == "3 MiB a rank at most (allocated by torch)"
 
@@ -298,6 +309,16 @@ def test_bad_input_is_one_line(runs, capsys, arguments, said):
     runs("one")
     refused(capsys, ["compare", *arguments], said)
     assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_a_comparison_goes_into_a_folder_that_is_made_for_it(runs, capsys):
+    runs("one")
+    assert main(["compare", "one", "one", "--into", "some/where"]) == 0
+    folder = RunFolder(Path("some/where"))
+    assert f"comparison: {folder.comparison_html}" in capsys.readouterr().out
+    assert json.loads(folder.comparison.read_text())["comparable"]
+    assert folder.comparison_md.is_file()
 
 
 def test_a_name_is_looked_up_in_its_own_folder_only(runs):

@@ -111,6 +111,20 @@ def test_json_alone_writes_nothing(job, analysed, tmp_path, monkeypatch):
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def test_two_world_sizes_give_an_efficiency(job, trace, analysed, tmp_path):
+    alone = trace(0, world_size=1)
+    for k in range(5):
+        alone.step(k, 1000 + 50 * k - 5, 49).kernel("gemm", 1000 + 50 * k, 48, launched=1000 + 50 * k - 4)
+    alone.write(tmp_path / "alone" / "trace.json")
+    code, found = analysed(job(), tmp_path / "alone")
+    assert code == 0
+    one, two = found["points"]
+    assert value(two["efficiency"]) == pytest.approx(
+        one["step_ms"]["value"] / two["step_ms"]["value"], rel=1e-5
+    )
+    assert one["efficiency"] is None
+
+
 def test_a_baseline_that_knows_of_no_ranks_is_one_rank_alone(job, trace, analysed, tmp_path):
     """torch writes who a rank is only where there is a process group."""
     alone = trace(0)
@@ -120,10 +134,7 @@ def test_a_baseline_that_knows_of_no_ranks_is_one_rank_alone(job, trace, analyse
     alone.write(tmp_path / "alone" / "rank0.json")
     code, found = analysed(job(), tmp_path / "alone")
     assert code == 0
-    one, two = found["points"]
-    assert (one["world_size"], two["world_size"], one["efficiency"]) == (1, 2, None)
-    ratio = one["step_ms"]["value"] / two["step_ms"]["value"]
-    assert value(two["efficiency"]) == pytest.approx(ratio, rel=1e-5)
+    assert [p["world_size"] for p in found["points"]] == [1, 2]
     assert "used as a run of one rank" in warnings(found)
 
 
@@ -190,6 +201,14 @@ def test_a_truncated_file_is_named_and_the_rest_is_analysed(job, analysed):
     assert found["verdicts"][0]["cause"] == "undecided"
 
 
+def test_a_missing_rank_is_incomplete_never_zero(job, analysed):
+    code, found = analysed(job(ranks=(0,)))
+    assert code == 3
+    assert found["trace"][0]["missing_ranks"] == [1]
+    assert found["points"][0]["parts_ms"]["exposed_skew"] is None
+    assert "rank 1 does not show them" in warnings(found)
+
+
 def test_of_two_files_of_a_rank_the_earlier_is_taken(job, analysed):
     folder = job()
     shutil.copy(folder / "rank-0.json.gz", folder / "rank-0-again.json.gz")
@@ -197,6 +216,14 @@ def test_of_two_files_of_a_rank_the_earlier_is_taken(job, analysed):
     assert code == 0
     assert "rank-0.json.gz: rank 0 has an earlier trace" in warnings(found)
     assert value(found["points"][0]["step_ms"]) == 0.096
+
+
+def test_a_rank_without_device_events_among_others(job, trace, analysed):
+    folder = job()
+    trace(1).step(0, 0, 100).add("cpu_op", "aten::mm", 10, 30).write(folder / "rank-1.json.gz")
+    code, found = analysed(folder)
+    assert code == 3
+    assert "INCOMPLETE: rank 1: no events of a device" in warnings(found)
 
 
 def test_absurd_and_unknown_events_are_said(job, trace, analysed, tmp_path):

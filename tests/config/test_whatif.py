@@ -59,6 +59,15 @@ def test_a_sweep_of_world_sizes(capsys, run):
         assert sum(losses) == pytest.approx(1 - point["efficiency"]["value"])
 
 
+def test_the_measured_world_sizes_are_as_measured(capsys, run):
+    found = predicted(capsys, run)
+    assert main(["analyze", str(run), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["points"]
+    for ours, theirs in zip(found["points"][1:], measured[1:], strict=True):
+        assert ours["step_ms"]["value"] == pytest.approx(theirs["step_ms"]["value"], rel=1e-9)
+        assert ours["efficiency"]["value"] == pytest.approx(theirs["efficiency"]["value"], rel=0.02)
+
+
 def test_the_back_test_leaves_each_world_size_out(capsys, run):
     tests = predicted(capsys, run, "topology.link.rate=1gbit")["backtest"]
     assert [(t["world_size"], t["from_world_size"]) for t in tests] == [(2, 4), (4, 2)]
@@ -76,6 +85,15 @@ def test_where_efficiency_falls_below_a_half(capsys, run):
     around = predicted(capsys, run, "topology.link.rate=2gbit", f"world_sizes=[{half - 1},{half}]")
     before, at = (p["efficiency"]["value"] for p in around["points"])
     assert at < 0.5 <= before
+
+
+@pytest.mark.slow
+def test_a_faster_link_is_never_slower(capsys, run):
+    rates = ("1gbit", "2gbit", "8gbit")
+    steps = [
+        predicted(capsys, run, f"topology.link.rate={r}")["points"][-1]["step_ms"]["value"] for r in rates
+    ]
+    assert steps == sorted(steps, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,35 @@ import shutil
 
 import pytest
 from support.hostile import assert_refused_or_done, bounded, spoiled
-from support.simulated_machines import write_machines
 from support.traces import Trace
 
+from scaling.hardware import sampler
+from scaling.hardware.devices import Host
+from scaling.hardware.nvml import Gpus
 from scaling.launchers.failure.evidence import gather
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 
 pytestmark = pytest.mark.slow
 
 CHANGES = 12 * int(os.environ.get("SCALING_FUZZ", "1"))
 """Changes to each kind of file."""
+ENVIRONMENT = {
+    "schema": 1,
+    "rank": 0,
+    "host": 0,
+    "hostname": "a",
+    "device_name": None,
+    "cpu": "A CPU",
+    "cores": 8,
+    "buffers_bytes": 4096,
+    "torch": "2.9.0",
+    "numa_nodes": "0",
+    "environment": {"OMP_NUM_THREADS": "1"},
+}
+MEMORY = {
+    "world_sizes": {"1": {"peak_bytes": 10**9, "communicators_bytes": 0}, "2": {"peak_bytes": 10**9}},
+    "device_clock_bound_ns": 900,
+}
 ENDED = {
     "error": {
         "rank": 1,
@@ -62,12 +80,17 @@ note: &note text
 
 
 @pytest.fixture(scope="module")
-def seed(simulate, cluster, tmp_path_factory) -> RunFolder:
+def seed(simulate, cluster, fake_nvml, tmp_path_factory) -> RunFolder:
     """A good run with every file that `analyze` and `report` read."""
     folder = RunFolder(tmp_path_factory.mktemp("hostile") / "run")
     simulate(cluster.Truth(world_sizes=(1, 2), rounds=4, steps=3), folder.path)
     launch = folder.launch(0)
-    write_machines(folder, read_plan(folder))
+    launch.env(0).write_text(json.dumps(ENVIRONMENT))
+    launch.envs(0).write_text(json.dumps({**ENVIRONMENT, "rank": 1}))
+    launch.memories(0).write_text(json.dumps(MEMORY))
+    gpus = Gpus(fake_nvml(count=2))
+    lines = [sampler.head(0, gpus, Host()), *(sampler.sample(gpus, Host()) for _ in range(3))]
+    launch.telemetry(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
     folder.config.write_text(CONFIG)
     launch.progress.write_text(json.dumps(PROGRESS))
     assert assert_refused_or_done("analyze", str(folder.path))[0] == 0

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.commands import command, environment
+from support.commands import assert_refusal, command, environment
 from support.processes import NO_NAMESPACES, user_namespaces, wait_until
 
 from scaling.launchers.failure import evidence
@@ -406,6 +406,19 @@ def test_a_port_that_is_taken_is_not_needed(driver, tmp_path):
 
 
 # Two at once
+
+
+@pytest.mark.slow
+def test_of_two_runs_in_one_folder_the_second_is_refused(driver, tmp_path):
+    first = driver(*LONG)
+    wait_until((tmp_path / "run/launches/0/progress.json").exists, first)
+    before = (tmp_path / "run/plan.json").read_bytes()
+    second = driver("world_sizes=[2]")
+    out, err = second.communicate(timeout=60)
+    assert_refusal(second.returncode, out, err, "already holds a run")
+    assert (tmp_path / "run/plan.json").read_bytes() == before
+    first.terminate()
+    first.communicate(timeout=60)
 
 
 @pytest.mark.slow

@@ -11,10 +11,13 @@ import time
 
 import pytest
 from support import dumps
+from support.traces import Trace
 
 from scaling.errors import ScalingError
 from scaling.traces.inspector import inspector
 from scaling.traces.machines.imported import import_log
+from scaling.traces.profiler.read import read_all
+from scaling.traces.profiler.summary import analyse
 
 COUNT = int(os.environ.get("SCALING_MUTATIONS", "80"))
 MOVED = 0.2
@@ -119,7 +122,30 @@ class NcclTests:
         return figures, {one for one in found.lines if one.startswith(words)}
 
 
-KINDS = {"NCCL Inspector": Inspector, "nccl-tests": NcclTests}
+class Kineto:
+    """A changed time of an event cannot be told from a measured one, so only what is printed has to be possible."""
+
+    def __init__(self, folder):
+        self.files = []
+        for rank in range(2):
+            made = Trace(rank)
+            for k in range(4):
+                at = 1000 + 100 * k
+                made.step(k, at - 5, 99)
+                made.kernel("gemm", at, 40, launched=at - 4)
+                made.all_reduce(at + 40, 40, launched=at + 30)
+            self.files.append(made.write(folder / f"rank-{rank}.json"))
+
+    def read(self):
+        found, problems = read_all(self.files)
+        if not found:
+            raise ScalingError(str(problems[0].why))
+        analysis = analyse(found, problems)[0]
+        assert all(p.step_ms is None or p.step_ms.value > 0 for p in analysis.points)
+        return {}, set(analysis.quality.warnings)
+
+
+KINDS = {"NCCL Inspector": Inspector, "nccl-tests": NcclTests, "profiler trace": Kineto}
 
 
 @pytest.mark.slow

@@ -214,6 +214,25 @@ def test_a_stream_gets_the_rate(network: Network, rate: int) -> None:
 @pytest.mark.launch
 @needs_network
 @pytest.mark.measures
+def test_both_directions_get_the_rate_at_once(network: Network) -> None:
+    rate = 200 * MBIT
+    count = rate // 8
+    network.write(
+        [
+            network.python(STREAM, "10.77.0.1", "10.77.0.2", count, count),
+            network.python(STREAM, "10.77.0.2", "10.77.0.1", count, count),
+        ],
+        (rate, rate),
+    )
+    assert network.run()[0] == 0
+    shares = [received(network, number, count // 8) / (rate * PAYLOAD_SHARE) for number in (0, 1)]
+    print(f"both ways: {shares[0]:.4f} and {shares[1]:.4f} of the payload rate")
+    assert all(LOW < share < HIGH for share in shares)
+
+
+@pytest.mark.launch
+@needs_network
+@pytest.mark.measures
 def test_only_what_a_host_sends_is_shaped(network: Network) -> None:
     count = 256 << 20
     network.write(

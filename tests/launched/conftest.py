@@ -32,7 +32,8 @@ def measured(scaling, tmp_path):
 
     def run(*overrides: str) -> tuple[Path, subprocess.CompletedProcess[str]]:
         words = " ".join(overrides).split()
-        done = scaling("run", *words, "run_dir=run", cwd=tmp_path, status=0)
+        done = scaling("run", *words, "run_dir=run", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
         return tmp_path / "run", done
 
     return run

@@ -42,7 +42,8 @@ def test_starvation_is_named_with_its_share_and_the_advised_workers_mend_it(
     scaling, tmp_path, analysis_of, point_of, left_behind
 ):
     (tmp_path / "mine.py").write_text(SLEEPY)
-    done = scaling("run", *STARVED, "data.workers=1", "run_dir=hungry", cwd=tmp_path, status=0)
+    done = scaling("run", *STARVED, "data.workers=1", "run_dir=hungry", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     hungry = point_of(tmp_path / "hungry", 2)
     main = analysis_of(tmp_path / "hungry")["verdicts"][0]
     assert main["cause"] == "input"
@@ -50,7 +51,8 @@ def test_starvation_is_named_with_its_share_and_the_advised_workers_mend_it(
     (remedy,) = main["try"]
     assert remedy["overrides"].startswith("data.workers=")
 
-    scaling("run", *STARVED, remedy["overrides"], "run_dir=fed", cwd=tmp_path, status=0)
+    mended = scaling("run", *STARVED, remedy["overrides"], "run_dir=fed", cwd=tmp_path)
+    assert mended.returncode == 0, mended.stderr
     fed = point_of(tmp_path / "fed", 2)
     assert fed["loader"]["wait_share"]["value"] < main["share"]["value"] / 5
     truth = 1 - fed["step_ms"]["value"] / hungry["step_ms"]["value"]

@@ -25,7 +25,8 @@ AT_200_MBIT = "topology=emulated_pcie topology.link.rate=200mbit measure=quick t
 def synthetic(scaling, tmp_path_factory):
     """8 MiB of gradients over 1 Gbit between two hosts, compute made of sleeps."""
     cwd = tmp_path_factory.mktemp("synthetic")
-    done = scaling("run", *SYNTHETIC, "run_dir=run", "--verbose", cwd=cwd, status=0)
+    done = scaling("run", *SYNTHETIC, "run_dir=run", "--verbose", cwd=cwd)
+    assert done.returncode == 0, done.stderr
     return cwd / "run", done
 
 
@@ -60,14 +61,25 @@ def test_the_step_is_what_arithmetic_says(synthetic, point_of):
 @pytest.mark.measures
 def test_the_step_predicted_for_a_slower_link_is_what_arithmetic_says(synthetic, scaling, point_of):
     run, _ = synthetic
-    done = scaling(
-        "predict", str(run), "topology.link.rate=200mbit", "--anyway", "--json", cwd=run.parent, status=0
-    )
+    done = scaling("predict", str(run), "topology.link.rate=200mbit", "--anyway", "--json", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
     predicted = json.loads(done.stdout)["points"][-1]
     point = point_of(run, 2)
     awake = point["arms_ms"]["bare_one"]["value"] - 45
     expected = step_by_arithmetic(point, 45, 2e8) + awake
     assert predicted["step_ms"]["value"] == pytest.approx(expected, rel=0.05)
+
+
+def test_parts_add_up_to_the_probes_step(synthetic, point_of):
+    point = point_of(synthetic[0], 2)
+    total = sum(part["value"] for part in point["parts_ms"].values() if part)
+    assert total == pytest.approx(point["arms_ms"]["probe"]["value"], rel=1e-6)
+
+
+def test_losses_add_up_to_the_lost_efficiency(synthetic, point_of):
+    point = point_of(synthetic[0], 2)
+    total = sum(loss["value"] for loss in point["loss"].values() if loss)
+    assert total == pytest.approx(1 - point["efficiency"]["value"], abs=1e-9)
 
 
 @pytest.mark.measures
@@ -105,10 +117,27 @@ def test_every_file_is_there(synthetic):
     assert "launch/torchrun.sh" in (run / "command.txt").read_text()
 
 
+def test_world_size_1_has_no_communication(synthetic, point_of):
+    point = point_of(synthetic[0], 1)
+    assert point["comm"] is None
+    assert point["loss"] is None
+    assert point["parts_ms"]["exposed_transfer"] is None
+
+
 def test_synthetic_and_scaled_down_are_said(synthetic):
     out = synthetic[1].stdout
     assert "SYNTHETIC" in out
     assert "emulated" in out
+
+
+def test_stamps_need_no_correction_within_a_machine(synthetic):
+    for line in (synthetic[0] / "launches/0/rank-1.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["t"] == "clock":
+            assert abs(record["offset_ns"]) <= record["bound_ns"]
+            break
+    else:
+        pytest.fail("no clock line")
 
 
 def test_wandb_runs_are_there_offline(synthetic):
@@ -125,7 +154,8 @@ def test_analyze_rebuilds_the_same_numbers(synthetic, scaling, analysis_of):
     shutil.rmtree(synthetic[0] / "steps.parquet")
     for name in ("analysis.json", "report.html"):
         (synthetic[0] / name).unlink()
-    done = scaling("analyze", "run", "--json", cwd=synthetic[0].parent, status=0)
+    done = scaling("analyze", "run", "--json", cwd=synthetic[0].parent)
+    assert done.returncode == 0
     assert json.loads(done.stdout) == before == analysis_of(synthetic[0])
 
 
@@ -152,6 +182,35 @@ def test_editing_plan_and_config_afterwards_changes_no_measured_number(synthetic
     said = [set(document["quality"].pop("warnings")) for document in (before, after)]
     assert all("plan" in warning or "stated" in warning for warning in said[1] - said[0]), said
     assert before == after
+
+
+@pytest.mark.slow
+def test_rank_files_cut_off_or_missing_are_said_and_the_rest_reported(synthetic, scaling, tmp_path):
+    cut, missing = tmp_path / "cut", tmp_path / "missing"
+    for copy in (cut, missing):
+        shutil.copytree(synthetic[0], copy)
+    file = cut / "launches/0/rank-1.jsonl"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
+    (missing / "launches/0/rank-1.jsonl").unlink()
+    for copy, said in ((cut, "cut off"), (missing, "left no records")):
+        done = scaling("analyze", "-v", str(copy), cwd=tmp_path)
+        assert done.returncode == 3, done.stderr
+        assert said in done.stdout
+        points = json.loads((copy / "analysis.json").read_text())["points"]
+        assert points[1]["step_ms"]["value"] > 0
+        assert points[1]["status"] == "lost"
+
+
+@pytest.mark.slow
+@pytest.mark.measures
+def test_a_real_model_at_200_mbit(measured, point_of):
+    run, _ = measured(
+        AT_200_MBIT, "model=mlp model.width=900 batch_per_rank=64 measure.steps=3 measure.lead_in=1"
+    )
+    comm = point_of(run, 2)["comm"]
+    assert comm["bytes_per_step"] > 8 * 2**20
+    assert comm["busbw_gbit_s"]["value"] == pytest.approx(0.2 * TCP_SHARE, rel=0.10)
+    assert not (run / "wandb").exists()
 
 
 @pytest.mark.measures

@@ -14,6 +14,31 @@ QUICK = ("model=synthetic", "model.param_mb=2", "model.compute_ms=20", "measure=
 LOCAL = ("topology=local", "topology.ranks_per_host=2", "topology.device=cpu")
 
 
+@pytest.mark.slow
+def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
+    begin = time.monotonic()
+    done = scaling(
+        "run",
+        "topology=emulated_nvlink",
+        *QUICK,
+        "measure.budget_s=8",
+        "inject.rank=1",
+        "inject.fail_after_blocks=12",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 3, done.stderr
+    assert time.monotonic() - begin < 240  # four starts of up to 40 s each on a busy machine, and the report
+    assert "rank 1" in done.stdout
+    assert "injected failure after 12 blocks" in " ".join(done.stdout.split())
+    assert "inject.py:" in done.stdout
+    document = json.loads((tmp_path / "run/analysis.json").read_text())
+    assert document["points"][1]["step_ms"]["value"] > 0
+    assert [t["status"] for t in document["trials"]] == ["done", "failed"]
+    assert [t["launches"] for t in document["trials"]] == [[3], [0, 1, 2]]  # two more tries, then without it
+    assert left_behind(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "number",
     [
@@ -54,17 +79,20 @@ def test_emulated_run_whose_driver_is_killed_leaves_no_process_and_goes_on_when_
 ):
     process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=8")
     wait_until((tmp_path / "run/launches/0/progress.json").exists, process)
-    second = scaling("run", "--resume", "run", cwd=tmp_path, status=2)
+    second = scaling("run", "--resume", "run", cwd=tmp_path)
+    assert second.returncode == 2
     assert "another `scaling run` is working in it" in second.stderr
     process.kill()
     process.communicate()
     wait_until(lambda: not left_behind(tmp_path))
-    scaling("run", "--resume", "run", cwd=tmp_path, status=0)
+    done = scaling("run", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert [launch["state"] for launch in status["launches"]] == ["lost", "done"]
     assert [trial["launches"] for trial in status["trials"]] == [[1], [1]]
     measured = (tmp_path / "run/launches/1/rank-0.jsonl").stat()
-    scaling("run", "--resume", "run", cwd=tmp_path, status=0)
+    again = scaling("run", "--resume", "run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
     assert (tmp_path / "run/launches/1/rank-0.jsonl").stat().st_mtime_ns == measured.st_mtime_ns
     assert not (tmp_path / "run/launches/2").exists()
 
@@ -80,9 +108,8 @@ def test_local_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behin
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_start_measures_nothing(scaling, tmp_path, left_behind):
-    done = scaling(
-        "run", *LOCAL, *QUICK, "+env.GLOO_SOCKET_IFNAME=nosuch0", "run_dir=run", cwd=tmp_path, status=1
-    )
+    done = scaling("run", *LOCAL, *QUICK, "+env.GLOO_SOCKET_IFNAME=nosuch0", "run_dir=run", cwd=tmp_path)
+    assert done.returncode == 1
     assert "nothing was measured" in done.stderr
     assert done.stderr.count("\n") <= 4  # one line of progress, one a restart, one of the cause
     assert left_behind(tmp_path) == []

@@ -52,7 +52,8 @@ def test_plain_pytorch_and_a_late_rank_in_sixty_steps(launched, scaling, tmp_pat
     run = Path(said.split()[-1])
     assert run.parts[-3] == "runs"  # runs/<date>/<time>-<hash> below the working directory
     assert run.is_relative_to(tmp_path)
-    done = scaling("analyze", str(run), cwd=tmp_path, status=0)
+    done = scaling("analyze", str(run), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "faster if communication were free" in " ".join(done.stdout.split())
     point = point_of(run, 2)
     assert (point["straggler"]["rank"], point["straggler"]["phase"]) == (1, "input")
@@ -80,6 +81,7 @@ def test_uneven_lengths_and_what_bucketing_them_does(launched, scaling, tmp_path
 def test_accelerate_with_accumulation(launched, scaling, tmp_path, point_of):
     pytest.importorskip("accelerate")
     said = launched("with_accelerate.py", "--cpu", "--batches", "120", "--run-dir", "run", cwd=tmp_path)
-    scaling("analyze", said.split()[-1], cwd=tmp_path, status=0)
+    done = scaling("analyze", said.split()[-1], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     point = point_of(tmp_path / "run", 2)
     assert point["samples_per_s"]["value"] == pytest.approx(2 * 64e3 / point["step_ms"]["value"])

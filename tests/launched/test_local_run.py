@@ -19,6 +19,15 @@ LOCAL = (
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
+def test_ddp_that_counts_from_backward_to_backward(measured, point_of, key):
+    run, _ = measured(*LOCAL, "model=mlp", f"ddp.{key}=true")
+    point = point_of(run, 2)
+    assert point["comm"]["bytes_per_step"] > 2**20
+    assert point["arms_ms"]["ddp_solo"] is not None
+
+
+@pytest.mark.slow
 def test_strong_scaling_in_bf16_with_accumulation(measured, point_of):
     run, _ = measured(
         *LOCAL, "model=mlp model.width=256 mode=strong global_batch=64 precision=bf16 accumulation_steps=2"
@@ -87,9 +96,8 @@ def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scal
 
 @pytest.mark.slow
 def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
-    done = scaling(
-        "run", "-m", *LOCAL, "model=mlp", "model.width=64,65", "run_dir=both", cwd=tmp_path, status=0
-    )
+    done = scaling("run", "-m", *LOCAL, "model=mlp", "model.width=64,65", "run_dir=both", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     comparison = json.loads((tmp_path / "both/comparison.json").read_text())
     assert (tmp_path / "both/0/analysis.json").exists()
     assert (tmp_path / "both/1/analysis.json").exists()
@@ -99,10 +107,12 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     assert rows == [("64", 1), ("64", 2), ("65", 1), ("65", 2)]
     assert "NOT COMPARABLE" not in done.stdout
     assert "#model.width  ranks" in done.stdout
-    gate = scaling("compare", "both/0", "both/1", "--fail-below", "0.5", cwd=tmp_path, status=2)
+    gate = scaling("compare", "both/0", "both/1", "--fail-below", "0.5", cwd=tmp_path)
+    assert gate.returncode == 2
     assert "not comparable" in gate.stderr
     bar = ("--fail-below", "0.5", "--undecided", "ok")  # a busy machine may leave it undecided
-    same = scaling("compare", "both/0", "both/0", *bar, "--json", cwd=tmp_path, status=0)
+    same = scaling("compare", "both/0", "both/0", *bar, "--json", cwd=tmp_path)
+    assert same.returncode == 0
     assert json.loads(same.stdout)["points"][0]["distinguishable"] is False
 
 

@@ -45,6 +45,21 @@ def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(measu
 
 
 @pytest.mark.slow
+def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
+    run, _ = measured(
+        *local_but("measure.budget_s"),
+        "model=mlp model.depth=2 model.width=256 compile=true parallel=ddp vary.parallel=[ddp,fsdp]",
+        "measure.budget_s=90",
+    )
+    document = json.loads((run / "analysis.json").read_text())
+    ddp, fsdp = (one["points"][-1] for one in document["strategies"])
+    assert ddp["step_ms"]["value"] > 0
+    assert fsdp["step_ms"]["value"] > 0
+    kinds = {(row["kind"], row["phase"]) for row in fsdp["comm"]["collectives"]}
+    assert kinds == {("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")}
+
+
+@pytest.mark.slow
 def test_compiled_units_of_copies_send_what_eager_ones_do_and_stamp_all_of_it(measured):
     """torch.compile may move a call out of the tap's sight, so each rank's every step has to show each collective."""
     run, _ = measured(

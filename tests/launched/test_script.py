@@ -50,12 +50,13 @@ def test_the_study_is_made_again_and_printed_by_report_and_compare(probed, scali
     assert json.loads(again.stdout)["points"] == document(cwd / "run")["points"]
     ranks = [f"run/ranks-{n}" for n in (1, 2)]
     assert "this is their scaling study" in scaling("compare", *ranks, cwd=cwd).stdout
-    refused = scaling("analyze", "run", cwd=cwd, status=2)
+    refused = scaling("analyze", "run", cwd=cwd)
+    assert refused.returncode == 2
     assert "scaling study run" in refused.stderr
 
 
 def test_without_a_line_in_the_script_the_late_rank_is_found(scaling, tmp_path):
-    scaling(
+    done = scaling(
         "launch",
         "--no-probe",
         *SIZES,
@@ -64,8 +65,8 @@ def test_without_a_line_in_the_script_the_late_rank_is_found(scaling, tmp_path):
         str(SCRIPTS / "unchanged.py"),
         "90",
         cwd=tmp_path,
-        status=0,
     )
+    assert done.returncode == 0, done.stderr
     found = document(tmp_path / "run")
     late = found["points"][1]["straggler"]
     assert (late["rank"], late["phase"]) == (1, "input")
@@ -112,8 +113,9 @@ def test_a_sharded_training_that_is_too_short_is_called_so(scaling, tmp_path):
 
 def test_a_script_that_fails_at_one_size_is_said_in_one_line_and_not_launched_again(scaling, tmp_path):
     done = scaling(
-        "launch", *SIZES, "run_dir=run", str(SCRIPTS / "probed.py"), "--fails-at", "2", cwd=tmp_path, status=3
+        "launch", *SIZES, "run_dir=run", str(SCRIPTS / "probed.py"), "--fails-at", "2", cwd=tmp_path
     )
+    assert done.returncode == 3
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("scaling: probed.py at 2 ranks")]
     assert "rank 1: ValueError: no such data set: imagenet" in line
     assert done.stderr.count("at 2 ranks") == 2  # its start and its end
@@ -139,7 +141,8 @@ ODD = {
 def test_a_script_that_leaves_nothing_to_read_is_said_in_a_line(scaling, tmp_path, kind):
     text, said = ODD[kind]
     (tmp_path / "odd.py").write_text(text)
-    done = scaling("launch", *SIZES, "run_dir=run", "odd.py", cwd=tmp_path, status=1)
+    done = scaling("launch", *SIZES, "run_dir=run", "odd.py", cwd=tmp_path)
+    assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 

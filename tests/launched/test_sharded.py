@@ -1,8 +1,11 @@
 """Sharded launches on real ranks: strategies side by side, remedies tried, and ends that leave nothing behind."""
 
 import json
+import signal
 
 import pytest
+from support.commands import start_scaling
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.slow]
 
@@ -16,6 +19,7 @@ QUICK = (
     "measure=quick",
     "tracking=disabled",
 )
+MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +37,8 @@ def side_by_side(scaling, tmp_path_factory):
         "run_dir=run",
         "--verbose",
         cwd=cwd,
-        status=0,
     )
+    assert done.returncode == 0, done.stderr + done.stdout
     return json.loads((cwd / "run/analysis.json").read_text()), done, cwd / "run"
 
 
@@ -58,9 +62,17 @@ def test_each_strategy_sends_its_own_collectives(side_by_side):
     assert sent["hsdp"] == {"all_gather", "reduce_scatter", "all_reduce"}
 
 
+def test_a_rank_holds_what_the_mesh_says(side_by_side):
+    shares = {"ddp": 1, "fsdp": 4, "hsdp": 2}
+    for one in side_by_side[0]["strategies"]:
+        memory, share = one["memory"], shares[one["parallel"]["strategy"]]
+        assert memory["parameters_bytes"] == memory["computed_parameters_bytes"] == 4 * MIB // share
+        assert memory["gradients_bytes"] == memory["computed_gradients_bytes"] == 4 * MIB // share
+
+
 def test_remedies_are_tried_beside_fsdp_and_each_launch_ends(scaling, tmp_path, left_behind):
     """What a verdict would propose is written into the analysis, since a busy machine may show no cause."""
-    scaling(
+    done = scaling(
         "run",
         *QUICK,
         "topology.ranks_per_host=2",
@@ -69,8 +81,8 @@ def test_remedies_are_tried_beside_fsdp_and_each_launch_ends(scaling, tmp_path, 
         "measure.budget_s=10",
         "run_dir=run",
         cwd=tmp_path,
-        status=0,
     )
+    assert done.returncode == 0, done.stderr
     path = tmp_path / "run/analysis.json"
     tries = [
         {"overrides": asked, "code": "", "predicted_gain": None}
@@ -85,3 +97,30 @@ def test_remedies_are_tried_beside_fsdp_and_each_launch_ends(scaling, tmp_path, 
         assert found["verdict"] in ("held", "not_held", "not_distinguishable")
         assert found["measured_gain"]["value"] > 0
         assert left_behind(tmp_path) == []
+
+
+def started(tmp_path, strategy):
+    process = start_scaling(
+        "run",
+        *QUICK,
+        "topology.ranks_per_host=4",
+        f"parallel={strategy}",
+        *(["parallel.shard=2"] if strategy == "hsdp" else []),
+        "world_sizes=[4]",
+        "measure.budget_s=100",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    progress = tmp_path / "run/launches/0/progress.json"
+    wait_until(lambda: progress.exists() and json.loads(progress.read_text())["rounds"] >= 1.2, process)
+    return process
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+def test_ctrl_c_ends_a_sharded_launch(tmp_path, left_behind, strategy):
+    process = started(tmp_path, strategy)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 3, err
+    assert "stopped" in out or "interrupted" in out
+    assert left_behind(tmp_path) == []

@@ -11,8 +11,16 @@ import pytest
 
 from scaling.launchers.follow import follow
 from scaling.launchers.launcher import Command
+from scaling.records.paths import RunFolder
 
 SLEEP = Command(argv=("sleep", "60"), env={})
+
+
+@pytest.fixture
+def launch(tmp_path):
+    folder = RunFolder(tmp_path).launch(0)
+    folder.path.mkdir(parents=True)
+    return folder
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

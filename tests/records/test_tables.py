@@ -21,6 +21,7 @@ from scaling.records.paths import RunFolder
 from scaling.records.tables import STEP_TABLES, publish_tables, read_published
 from scaling.settings import plan as plans
 from scaling.settings.plan import HARNESS, OWN_LOOP, Plan
+from scaling.settings.schedule import round_blocks
 
 FRAMES = ("blocks", "steps", "buckets", "fabric", "parameters")
 
@@ -80,6 +81,13 @@ def test_a_whole_run_has_no_gaps(folder):
     assert_whole(tables)
 
 
+def test_blocks_of_a_rank_are_those_that_the_plan_gives_it(folder):
+    plan, tables = plan_of(folder), collected(folder)
+    for rank in (0, 1):
+        planned = {b.id for r in (0, 1) for b in round_blocks(plan, plan.trials, 0, r) if b.runs_on(rank)}
+        assert set(of_rank(tables.blocks, rank)["block"]) == planned
+
+
 def test_steps_carry_their_blocks_names_and_their_stamps(folder):
     tables = collected(folder)
     first = next(line for line in rank_files.read(folder.launch(0).rank(1)) if line["t"] == "step")
@@ -95,6 +103,12 @@ def test_plain_steps_have_two_stamps_and_the_rest_unknown(folder):
     plain = collected(folder).steps.filter(pl.col("arm") == "plain")
     assert plain.select(STEP_FIELDS[:2]).null_count().row(0) == (0, 0)
     assert all(plain[name].is_null().all() for name in STEP_FIELDS[2:])
+
+
+def test_messages_of_the_sweep_are_apart_from_buckets(folder):
+    tables = collected(folder)
+    assert set(tables.fabric["arm"]) == {"fabric"}
+    assert set(tables.buckets["arm"]) == {"ddp_solo", "probe", "replay"}
 
 
 def test_tables_come_back_from_parquet(folder):
@@ -167,6 +181,26 @@ def test_cut_off_in_mid_line_is_read_up_to_the_last_whole_block(folder):
     assert_whole(tables)
     assert said(tables) == ("launch 0: rank 1 left records that are cut off; whole blocks are used",)
     assert [r.cut_off for r in tables.ranks] == [False, True]
+
+
+def test_cut_off_in_the_block_line_loses_the_block(folder):
+    content, last = lines(folder), places(folder, "block")[-1]
+    write(folder, [*content[:last], content[last][:-2]])
+    tables = collected(folder)
+    whole = sum(json.loads(line)["t"] == "block" for line in content) - 1
+    assert of_rank(tables.blocks, 1).height == whole
+    assert_whole(tables)
+    assert "cut off" in said(tables)[0]
+
+
+def test_cut_off_between_steps_and_their_block_line_loses_the_block(folder):
+    content, last = lines(folder), places(folder, "block")[-1]
+    steps = json.loads(content[last])["steps"]
+    write(folder, content[:last])
+    tables = collected(folder)
+    assert tables.dropped_samples == steps
+    assert_whole(tables)
+    assert "cut off" in said(tables)[0]
 
 
 def test_a_block_that_one_rank_lacks_stays_with_the_others(folder):
@@ -297,6 +331,16 @@ def test_an_offset_is_subtracted_from_stamps_and_not_from_durations(folder):
     for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns"):
         assert (raw[name] - shifted[name]).drop_nulls().unique().to_list() == [5_000_000]
     assert shifted.select(STEP_FIELDS[2:6]).equals(raw.select(STEP_FIELDS[2:6]))
+
+
+def test_between_two_measurements_an_offset_is_interpolated(folder):
+    with_clocks(folder)
+    raw = stamped(folder)["begin_ns"]
+    first, last = raw.min(), raw.max()
+    with_clocks(folder, (1_000_000, 0, first), (3_000_000, 0, last))
+    moved = (raw - stamped(folder)["begin_ns"]).to_list()
+    expected = [1e6 + 2e6 * (at - first) / (last - first) for at in raw]
+    assert moved == pytest.approx(expected, abs=1)
 
 
 def test_every_measurement_counts_and_after_the_last_the_offset_goes_on(folder):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from html import unescape
 
 import pytest
-from support.reports import rendered
+from rich.console import Console
+from support.reports import markdown, page, print_analysis
 
 from scaling.analysis.results import HostSpeed, Measured
 from scaling.report.machines import SHOWN, host_lines, host_table
@@ -39,7 +42,20 @@ SAID = (
 @pytest.fixture
 def shown(sample):
     """shown(hosts): what each renderer shows of a run with them, as text."""
-    return lambda hosts: rendered(replace(sample.good(), hosts=hosts), sample.plan())
+
+    def show(hosts):
+        analysis, plan = replace(sample.good(), hosts=hosts), sample.plan()
+        terminal = io.StringIO()
+        print_analysis(Console(file=terminal, width=80, no_color=True), analysis, plan)
+        assert max(map(len, terminal.getvalue().splitlines())) <= 80
+        found = {
+            "terminal": terminal.getvalue(),
+            "page": unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
+            "markdown": markdown(analysis, plan),
+        }
+        return {name: " ".join(said.split()) for name, said in found.items()}
+
+    return show
 
 
 def test_a_host_that_stands_out_is_named_with_its_figures():
@@ -80,6 +96,12 @@ def test_of_many_hosts_the_slowest_are_shown_and_the_others_counted(shown):
     assert "25 other hosts not shown" in host_lines(many, SHOWN)[-1]
     assert "not shown" not in " ".join(host_lines(many))
     assert "25 other hosts" in shown(many)["terminal"]
+
+
+def test_a_name_that_tries_to_break_out_is_harmless(sample):
+    hostile = (host(0, hostname=sample.HOSTILE), host(1))
+    text = page(replace(sample.good(), hosts=hostile), sample.plan(), ())
+    assert "<script>alert" not in text
 
 
 def test_wandb_has_a_row_a_host(sample):

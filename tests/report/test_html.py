@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from support.reports import comparison_page, figures_of, page, rendered, sweep_page
+from rich.console import Console
+from support.reports import comparison_page, figures_of, markdown, page, print_analysis, sweep_page
 
-from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Timeline
+from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, Timeline
 from scaling.records import files
 from scaling.records.files import write_json
 from scaling.report import text
@@ -77,6 +80,11 @@ def attributes(document, tag):
 
 def test_the_sections_of_a_run(good, sample):
     assert Outline(good).headings == ["highmem_cnn on emulated_pcie", *sample.SECTIONS]
+
+
+def test_the_answer_stands_first(good):
+    said = Outline(good).text
+    assert said.index("At 4 ranks the run keeps 57.4 % ±1.2 of ideal") < said.index("Key figures")
 
 
 def test_it_is_one_file_below_two_megabytes(good):
@@ -176,6 +184,18 @@ def test_outside_text_is_harmless(bad, sample):
     assert "\x1b" not in bad
 
 
+def test_trouble_is_told(bad):
+    said = Outline(bad).text
+    for expected in (
+        "SYNTHETIC",
+        "rank 1 is late in forward",
+        "4 ranks: failed on rank 3",
+        "12 samples dropped",
+    ):
+        assert expected in said
+    assert "Undecided at 2 ranks" in said
+
+
 def test_contended_steps_are_crossed_and_how_sure_leads_there(sample):
     crossed = range(20, 30)
     document = page(sample.bad(), sample.bad_plan(), (), sample.histories(crossed))
@@ -195,6 +215,34 @@ def test_without_contended_blocks_nothing_is_crossed(good):
     drawn = figure(good, "Steps of rank 0 at 4 ranks")["data"]
     assert [t["name"] for t in drawn if t.get("mode") == "markers"] == ["step", "step with the probe"]
     assert "crossed" not in Outline(good).text
+
+
+def test_sections_without_data_are_left_out(sample):
+    quiet = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None)
+    nothing = replace(sample.good(), points=(), verdicts=(), fabric=Fabric(), quality=quiet)
+    document = page(nothing, sample.plan(), ())
+    assert Outline(document).headings == ["highmem_cnn on emulated_pcie", "Conditions"]
+    assert figures(document) == []
+
+
+def test_numbers_read_as_in_the_terminal(good):
+    assert "66.1 ±1.2" in Outline(good).text
+    assert "Alpha 120 us ±6 a hop, busbw 0.183 Gbit/s ±0.002" in Outline(good).text
+
+
+def test_a_comparison(sample):
+    outline = Outline(comparison_page(sample.comparison(), sample.good(), sample.other()))
+    assert outline.headings[0] == "emulated_nvlink against emulated_pcie"
+    assert "Not comparable" not in outline.headings
+    for expected in ("not distinguishable", "1.36 [1.33, 1.42]", "differs"):
+        assert expected in outline.text
+    assert {"Compute and fabric", "Cost", "What else differs"} <= set(outline.headings)
+
+
+def test_a_comparison_of_unlike_runs(sample):
+    outline = Outline(comparison_page(sample.comparison(comparable=False), sample.good(), sample.other()))
+    assert "Not comparable" in outline.headings
+    assert "precision differs: fp32, bf16" in outline.text
 
 
 def test_machines_that_differ_stand_beside_each_other(good):
@@ -285,7 +333,16 @@ FIGURES = (
 
 @pytest.fixture(scope="module")
 def shown(sample):
-    return rendered(sample.good(), sample.plan())
+    """What each renderer shows of the run, as text."""
+    analysis, plan = sample.good(), sample.plan()
+    terminal = io.StringIO()
+    print_analysis(Console(file=terminal, width=80, no_color=True), analysis, plan)
+    found = {
+        "terminal": terminal.getvalue(),
+        "page": unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
+        "markdown": markdown(analysis, plan),
+    }
+    return {name: " ".join(said.split()) for name, said in found.items()}
 
 
 @pytest.mark.parametrize(("path", "name", "scale"), FIGURES, ids=[name for _, name, _ in FIGURES])

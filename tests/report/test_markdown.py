@@ -29,6 +29,23 @@ def test_the_answer_and_the_tables(sample):
     assert "try `ddp.comm_hook=bf16`: +19 % ±2 throughput predicted" in said
 
 
+def test_trouble_is_told_and_nothing_breaks_out(sample):
+    said = markdown(sample.bad(), sample.bad_plan())
+    assert "<script>" not in said.replace(r"\<script\>", "")
+    assert "> - 4 ranks: failed on rank 3" in said
+    assert "> - the interval of the efficiency is 7 points wide" in said
+    assert "SYNTHETIC" in said
+    assert "\x1b" not in said
+
+
+def test_a_comparison(sample):
+    said = comparison_markdown(sample.comparison())
+    assert r"## emulated\_nvlink against emulated\_pcie" in said
+    assert "| 2 | 1.36 [1.33, 1.42] |" in said.replace("\\", "")
+    assert "not distinguishable" in said
+    assert "link bandwidth -31.0 ±1.1" in said
+
+
 def row(
     sample, batch: int, n: int, rate: float, speedup: float | None = None, half: float = 0.02
 ) -> SweepRow:

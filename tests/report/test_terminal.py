@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from html import unescape
 
 import pytest
 from rich.console import Console
-from support.reports import print_analysis, print_comparison, rendered
+from support.reports import markdown, page, print_analysis, print_comparison
 
 from scaling.analysis.results import Fabric, HostSteps, Measured, OwnStep, RankSpread
 from scaling.plain import plain
@@ -180,7 +181,16 @@ SAID = (
 
 
 def shown(sample, ranks):
-    return rendered(replace(sample.good(), ranks=ranks), sample.plan()).values()
+    analysis, plan = replace(sample.good(), ranks=ranks), sample.plan()
+    terminal = io.StringIO()
+    print_analysis(Console(file=terminal, width=80, no_color=True), analysis, plan)
+    assert max(map(len, terminal.getvalue().splitlines())) <= 80
+    texts = (
+        terminal.getvalue(),
+        unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
+        markdown(analysis, plan),
+    )
+    return [" ".join(text.split()) for text in texts]
 
 
 def test_every_report_says_the_same(sample):
@@ -197,6 +207,11 @@ def test_where_none_is_slow_that_is_said(sample):
 
 def test_few_ranks_have_no_section(sample):
     assert not any("own steps of" in text for text in shown(sample, None))
+
+
+def test_a_name_that_tries_to_break_out_is_harmless(sample):
+    text = page(replace(sample.good(), ranks=spread(sample.HOSTILE)), sample.plan(), ())
+    assert "<script>alert" not in text
 
 
 def test_wandb_has_the_slowest(sample):

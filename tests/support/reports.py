@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from html import unescape
 from typing import Any
 
 from rich.console import Console
@@ -36,16 +34,6 @@ def print_analysis(
     console: Console, analysis: Analysis, plan: Plan, *, report_path: Any = None, verbose: bool = True
 ) -> None:
     terminal.draw(console, run.document(analysis, plan, report_path=report_path), verbose=verbose)
-
-
-def rendered(analysis: Analysis, plan: Plan) -> dict[str, str]:
-    """What the terminal (80 columns), the page and Markdown show of a run, with single spaces between words."""
-    terminal_text = io.StringIO()
-    print_analysis(Console(file=terminal_text, width=80, no_color=True), analysis, plan)
-    assert max(map(len, terminal_text.getvalue().splitlines())) <= 80
-    shown = {"terminal": terminal_text.getvalue(), "markdown": markdown(analysis, plan)}
-    shown["page"] = unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " ")
-    return {name: " ".join(text.split()) for name, text in shown.items()}
 
 
 def comparison_page(compared: Comparison, base: Analysis, other: Analysis, sweep: Sweep | None = None) -> str:

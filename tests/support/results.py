@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from scaling.analysis.compare.sweep import Member, sweep
 from scaling.analysis.results import (
-    SCHEMA,
     Analysis,
     ArmTimes,
     Bucket,
@@ -65,23 +63,6 @@ SECTIONS = [
 def about(value: float, half: float, n: int = 12) -> Measured:
     """A number with a symmetric interval."""
     return Measured(value, value - half, value + half, n)
-
-
-def comm(size: int, **known: Any) -> Comm:
-    """What a step of `size` bytes sends; nothing is known that is not given."""
-    unknown = dict.fromkeys(("busbw_gbit_s", "curve_share", "nominal_share", "hidden_share"))
-    return Comm(bytes_per_step=size, **{"buckets": (), **unknown, **known})
-
-
-def bucket(size: int) -> Bucket:
-    return Bucket(bytes=size, ready_ms=None, transfer_ms=None, skew_ms=None)
-
-
-def analysis(run: RunInfo, *points: Point, **more: Any) -> Analysis:
-    """A run of these points about which nothing else is known."""
-    quiet = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None)
-    nothing = {"fabric": Fabric(), "inference": (), "verdicts": (), "quality": quiet, "trials": ()}
-    return Analysis(schema=SCHEMA, run=run, points=points, **nothing | more)
 
 
 def run_info(**changes: object) -> RunInfo:

@@ -47,6 +47,14 @@ def lines_of(path, rank):
     return rank_files.read(store.RunFolder(path).launch(0).rank(rank))
 
 
+def mean_step_ns(path, rank, arm, world_size):
+    lines = lines_of(path, rank)
+    blocks = [x for x in lines if x["t"] == "block" and (x["arm"], x["world_size"]) == (arm, world_size)]
+    whole = max(x["batch"] for x in blocks)  # bare_one runs half of it as well
+    ids = {x["id"] for x in blocks if x["batch"] == whole}
+    return np.mean([x["s"][1] - x["s"][0] for x in lines if x["t"] == "step" and x["b"] in ids])
+
+
 # Steps
 
 
@@ -62,6 +70,21 @@ def test_a_bucket_at_the_end_is_wholly_exposed(cluster, truth, point, n):
     latency = 2 * (n - 1) * truth.alpha_ns
     assert found.loss["link_latency"] * found.step_ns["plain"] == pytest.approx(latency)
     assert found.loss["link_bandwidth"] * found.step_ns["plain"] == pytest.approx(transfer - latency)
+
+
+def test_an_early_bucket_is_wholly_hidden(cluster, truth, point):
+    found = point(one_bucket(cluster, truth, at=0.1), 2)
+    assert found.step_ns["plain"] == pytest.approx(COMPUTE_MS * MS)
+    assert found.hidden_share == pytest.approx(1.0)
+    assert found.efficiency == pytest.approx(1.0)
+    assert found.parts_ns["exposed_transfer"] == found.parts_ns["exposed_skew"] == 0
+
+
+def test_a_bucket_is_exposed_by_what_outlasts_backward(cluster, truth, point):
+    found = point(one_bucket(cluster, truth, at=0.75), 2)
+    transfer = 2 * (truth.alpha_ns + 2**23 * truth.beta_ns / 2)
+    assert found.parts_ns["exposed_transfer"] == pytest.approx(transfer - 0.25 * truth.backward_ns)
+    assert found.hidden_share == pytest.approx(0.25 * truth.backward_ns / transfer)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -81,6 +104,35 @@ def test_a_straggler_costs_its_delay_and_peers_wait_for_it(cluster, truth, point
     assert single.parts_all_ns["exposed_skew"] == pytest.approx(30 * MS * 3 / 4)
 
 
+def test_a_straggler_within_anothers_delay_costs_nothing_by_itself(cluster, truth, point):
+    extras = (cluster.Straggler(rank=1, extra_ns=30 * MS), cluster.Straggler(rank=2, extra_ns=20 * MS))
+    found = point(replace(truth, stragglers=extras), 4)
+    assert found.cost_ns == {1: pytest.approx(10 * MS), 2: pytest.approx(0, abs=1)}
+    assert found.late == (1, 2)
+    assert found.late_cost_ns == pytest.approx(30 * MS)
+
+
+def test_a_fault_of_all_ranks_makes_none_of_them_late(cluster, truth, point):
+    extras = tuple(cluster.Straggler(rank=r, extra_ns=5 * MS, phase="input") for r in range(2))
+    found = point(replace(truth, stragglers=extras), 2)
+    assert found.late == ()
+    assert found.loss["input"] * found.step_ns["plain"] == pytest.approx(5 * MS)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_rank_slow_by_itself_is_slow_in_bare_one_too(cluster, truth, alone):
+    slow = replace(truth, stragglers=(cluster.Straggler(rank=1, extra_ns=7 * MS, alone=alone),))
+    trial = planning.Trial(world_size=2, hosts=2, batch=slow.batch)
+    block = schedule.Block(id=0, round=0, trial=trial, arm=schedule.BARE_ONE, solo_rank=1)
+    own = cluster.compute_ns(slow, block, np.arange(2)).sum(axis=0)
+    assert own[1] - own[0] == (7 * MS if alone else 0)
+
+
+def test_equal_ranks_have_no_skew(truth, point):
+    for n in (2, 4):
+        assert point(truth, n).parts_ns["exposed_skew"] == pytest.approx(0, abs=1)
+
+
 @pytest.mark.parametrize("mode", ["weak", "strong"])
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_loss_adds_up_and_leaves_nothing_unexplained(cluster, point, mode, n):
@@ -89,6 +141,13 @@ def test_the_loss_adds_up_and_leaves_nothing_unexplained(cluster, point, mode, n
     assert sum(found.loss.values()) == pytest.approx(1 - found.efficiency)
     assert found.loss["unexplained"] == pytest.approx(0, abs=1e-9)
     assert sum(found.parts_ns.values()) == pytest.approx(found.step_ns["plain"])
+
+
+def test_strong_scaling_loses_what_does_not_shrink_with_the_batch(truth, point):
+    found = point(replace(truth, mode="strong"), 4)
+    divided = truth.input_ns + truth.forward_ns + truth.backward_ns
+    fixed = truth.fixed_share * divided + truth.optimizer_ns + truth.host_ns
+    assert found.loss["small_batch"] * found.step_ns["plain"] == pytest.approx(0.75 * fixed)
 
 
 # Link
@@ -116,6 +175,20 @@ def test_two_channels_share_the_link_evenly(cluster):
 
 
 # Records
+
+
+def test_every_arm_of_every_rank_holds_the_expected_step(cluster, simulate, tmp_path):
+    late = cluster.Straggler(rank=3, extra_ns=15 * MS, phase="host")
+    quiet = replace(cluster.Truth(stragglers=(late,)).without_noise(), rounds=2, lead_in=8)
+    expected = simulate(quiet, tmp_path / "run")
+    for n in (2, 4):
+        arms = ("bare_all", "ddp_solo", "plain")
+        found = {arm: mean_step_ns(tmp_path / "run", 0, arm, n) for arm in arms}
+        assert found == pytest.approx({arm: expected.points[n].step_ns[arm] for arm in arms})
+    alone = mean_step_ns(tmp_path / "run", 0, "bare_one", 4)
+    assert alone == pytest.approx(expected.points[4].step_ns["bare_one"])
+    ends = mean_step_ns(tmp_path / "run", 3, "bare_all", 4) - mean_step_ns(tmp_path / "run", 0, "bare_all", 4)
+    assert ends == pytest.approx(15 * MS)
 
 
 def test_lines_are_as_the_format_says(cluster, simulate, tmp_path):
@@ -152,6 +225,40 @@ def test_lines_are_as_the_format_says(cluster, simulate, tmp_path):
                 assert synced + optimizer < end
         steps = []
     assert steps == []
+
+
+def test_a_clock_offset_is_what_must_be_subtracted(cluster, simulate, tmp_path):
+    truth = replace(
+        cluster.Truth().without_noise(), clock_offset_ns=(0, -(10**12)), rounds=1, world_sizes=(2,)
+    )
+    simulate(truth, tmp_path)
+    zero, one = lines_of(tmp_path, 0), lines_of(tmp_path, 1)
+    done = [
+        [c[-1] for x in lines if x["t"] == "step" for c in x.get("c", ()) if c[2] == 2]
+        for lines in (zero, one)
+    ]
+    for clock in (x for x in one if x["t"] == "clock"):
+        error = np.array(done[1]) - clock["offset_ns"] - np.array(done[0])
+        assert 0 < np.abs(error).max() <= clock["bound_ns"]
+
+
+def test_replay_and_fabric_take_what_the_link_takes(cluster, simulate, tmp_path):
+    truth = replace(cluster.Truth().without_noise(), rounds=1)
+    simulate(truth, tmp_path)
+    lines = lines_of(tmp_path, 0)
+    arms = {x["id"]: (x["arm"], x["world_size"]) for x in lines if x["t"] == "block"}
+    for arm, sizes in (("replay", [b.bytes for b in truth.buckets]), ("fabric", cluster.FABRIC_BYTES)):
+        found = [c for x in lines if x["t"] == "step" and arms[x["b"]] == (arm, 4) for c in x["c"]]
+        assert {c[3] for c in found} == set(sizes)
+        for *_, size, _ready, launch, done in found:
+            assert done - launch == pytest.approx(truth.reduce_ns(size, np.arange(4)), abs=2)
+
+
+def test_noise_leaves_the_means_where_they_are(cluster, simulate, tmp_path):
+    expected = simulate(cluster.Truth(rounds=20, seed=3), tmp_path)
+    for n, arm in ((4, "bare_one"), (4, "bare_all"), (4, "ddp_solo"), (2, "plain"), (4, "plain")):
+        found = mean_step_ns(tmp_path, 0, arm, n)
+        assert found == pytest.approx(expected.points[n].step_ns[arm], rel=0.015)
 
 
 def test_a_seed_gives_the_same_files(cluster, simulate, tmp_path):

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-import torch.distributed as dist
 
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import EventClock
@@ -99,11 +98,3 @@ def cuda(monkeypatch) -> FakeCuda:
 @pytest.fixture
 def fake_device():
     return FakeDevice
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    """Gloo's default group over this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()

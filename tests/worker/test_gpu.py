@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
 
+ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 SPIN = 50_000_000
 """Accelerator clock cycles: some 30 ms."""
@@ -76,6 +83,32 @@ def make_loop(module, inner, device, precision="fp32"):
         precision=Precision(precision, "cuda"),
         faults=Faults(Inject(), rank=0, first_on_host=True),
     )
+
+
+def test_an_event_resolves_to_when_the_host_could_have_seen_it(device):
+    with device.clock.window(2):
+        begin = device.clock.stamp()
+        torch.cuda._sleep(SPIN)
+        end = device.clock.stamp()
+        device.synchronize()
+        seen = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    first, last = device.clock.resolve([begin, end])
+    assert last - first > 5 * MS
+    assert abs(seen - last) < 200_000 + device.clock.bound_ns
+    assert device.clock.bound_ns < 200_000
+
+
+def test_the_device_clock_agrees_with_the_host_s_over_a_second(device):
+    stamps, seen = [], []
+    with device.clock.window(20):
+        for _ in range(20):
+            time.sleep(0.05)
+            stamps.append(device.clock.stamp())
+            device.synchronize()
+            seen.append(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
+    late = [s - t for s, t in zip(seen, device.clock.resolve(stamps), strict=True)]
+    assert min(late) > -device.clock.bound_ns - 2_000
+    assert sorted(late)[10] < 200_000
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
@@ -165,3 +198,31 @@ def test_ready_times_alone_on_nccl(device, group):
 def test_a_tensor_has_the_same_sums_on_the_device(dtype):
     tensor = torch.randn(3 * 2**20 + 7).to(dtype)
     assert sums(tensor.cuda()) == sums(tensor)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["world_sizes=[1]", "topology.ranks_per_host=1"],
+        ["world_sizes=[1,2]", "topology.ranks_per_host=2", "topology.backend=gloo"],
+        ["world_sizes=[1]", "topology.ranks_per_host=1", "precision=fp16"],
+    ],
+    ids=["nccl", "gloo-sharing-a-device", "fp16"],
+)
+def test_a_run(tmp_path, overrides):
+    run = tmp_path / "run"
+    words = ["topology=local", "topology.device=cuda", "model=mlp", "measure=quick", "measure.budget_s=8"]
+    command = [sys.executable, "-m", "scaling.cli", "run", *words, "tracking=disabled", f"run_dir={run}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, *overrides], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((run / "launches/0/env-0.json").read_text())
+    assert found["device"] == "cuda"
+    assert found["device_name"]
+    assert found["compute_capability"]
+    memory = json.loads((run / "launches/0/memories-0.jsonl").read_text().splitlines()[0])
+    assert memory["peak_bytes"] > 2**20
+    assert 0 < memory["device_clock_bound_ns"] < MS

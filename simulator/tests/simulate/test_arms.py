@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from support import results
 from support.results import spec
 
-from scaling.analysis.results import ArmTimes, Bucket, Loss, Measured, Point
+from scaling.analysis.results import ArmTimes, Bucket, Comm, Loss, Measured, Point
 from scaling.records.tables import SCHEMAS
 from scaling_simulator.simulate import arms
 from scaling_simulator.simulate.arms import spread_of
@@ -67,7 +66,14 @@ def test_neighbours_are_those_of_as_many_ranks_on_a_host():
 def overlapping():
     """40 ms of transfer, half of it hidden, cost 5 of 200 ms."""
     bucket = Bucket(bytes=8, ready_ms=None, transfer_ms=Measured(40.0), skew_ms=None)
-    comm = results.comm(8, buckets=(bucket,), hidden_share=Measured(0.5))
+    comm = Comm(
+        bytes_per_step=8,
+        buckets=(bucket,),
+        busbw_gbit_s=None,
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=Measured(0.5),
+    )
     loss = Loss(overlap=Measured(0.025, 0.0, 0.05))
     return [replace(at(2, 100.0, 200.0, None), loss=loss, comm=comm)]
 

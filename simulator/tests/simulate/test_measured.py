@@ -111,9 +111,6 @@ def test_a_large_copy_is_not_as_slow_a_byte_as_the_small_one_that_was_timed():
     assert times.factors["copy"] == pytest.approx(1, rel=0.01)
 
 
-EMULATED = Topology(
-    name="emulated_pcie", kind="emulated", hosts=2, ranks_per_host=2, device="cpu", backend="gloo"
-)
 INSIDE_NS, LINK_NS = 0.5, 20.0
 """Of a byte within a host, and on a host's link of 400 Mbit/s."""
 
@@ -130,7 +127,14 @@ def source(n, name, byte_ns, hop_ns):
 
 def microseconds(mesh, kind, wire, *, hosts=2, per_host=2, sources=None):
     """By axis: what a transfer takes over emulated hosts whose links were measured over 2 and 4 ranks."""
-    where = dataclasses.replace(EMULATED, hosts=hosts, ranks_per_host=per_host)
+    where = Topology(
+        name="emulated_pcie",
+        kind="emulated",
+        hosts=hosts,
+        ranks_per_host=per_host,
+        device="cpu",
+        backend="gloo",
+    )
     both = [source(2, "host", INSIDE_NS, 1e4), source(4, "network", LINK_NS, 1e5)]
     found = measured.curves(where, where, both if sources is None else sources, mesh)
     return {
@@ -175,7 +179,9 @@ def test_hops_are_those_of_the_ranks_links():
 
 
 def test_where_nothing_was_measured_within_a_host_that_is_said():
-    where = EMULATED
+    where = Topology(
+        name="emulated_pcie", kind="emulated", hosts=2, ranks_per_host=2, device="cpu", backend="gloo"
+    )
     both = [source(2, "host", INSIDE_NS, 1e4), source(4, "network", LINK_NS, 1e5)]
     mesh = Mesh(replicate=2, shard=2)
     assert measured.inside_unknown(where, where, both[1:], mesh)
@@ -185,9 +191,12 @@ def test_where_nothing_was_measured_within_a_host_that_is_said():
 
 
 def test_axes_that_leave_a_host_share_its_link():
-    where = dataclasses.replace(EMULATED, hosts=4, ranks_per_host=1)
+    where = Topology(
+        name="emulated_pcie", kind="emulated", hosts=4, ranks_per_host=1, device="cpu", backend="gloo"
+    )
     assert links.shared(where, Mesh(replicate=2, shard=2).dimensions) == ("mesh_replicate", "mesh_shard")
-    assert links.shared(EMULATED, Mesh(replicate=2, shard=2).dimensions) == ()
+    within = dataclasses.replace(where, ranks_per_host=2, hosts=2)
+    assert links.shared(within, Mesh(replicate=2, shard=2).dimensions) == ()
 
 
 def test_what_sharding_takes_of_the_cores_is_known_only_where_it_ran():

@@ -110,6 +110,32 @@ def learns_as_on_the_cpu(rank, world):
     return [torch.equal(a, b.cpu()) for a, b in pairs]
 
 
+def convolution_gradients(rank, world):
+    torch.manual_seed(0)
+    reference = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2, stride=2)
+    )
+    model = copy.deepcopy(reference).to("sim")
+    images = torch.randn(2, 3, 8, 8)
+    for net, device in ((reference, "cpu"), (model, "sim")):
+        net(images.to(device)).pow(2).sum().backward()
+    return [
+        torch.equal(a.grad, b.grad.cpu())
+        for a, b in zip(reference.parameters(), model.parameters(), strict=True)
+    ]
+
+
+def attention_gradients(rank, world):
+    torch.manual_seed(0)
+    given = torch.randn(2, 4, 16, 8)
+    grads = []
+    for device in ("cpu", "sim"):
+        q = given.clone().to(device).requires_grad_()
+        functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+        grads.append(q.grad.cpu())
+    return float((grads[0] - grads[1]).abs().max())
+
+
 def memory(rank, world):
     configure(capacity_bytes=64 << 20)
     accelerator = torch.accelerator
@@ -196,6 +222,26 @@ def autocast_and_scaler(rank, world):
         optimizer.zero_grad()
         scales.append((scaler.get_scale(), torch.equal(before.cpu(), net.weight.detach().cpu())))
     return out.dtype, scales
+
+
+def checkpointing(rank, world):
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    blocks = nn.Sequential(
+        *[nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)) for _ in range(8)]
+    ).to("sim")
+    x = torch.randn(512, 256, device="sim")
+    found = []
+    for again in (False, True):
+        blocks.zero_grad(set_to_none=True)
+        torch.accelerator.reset_peak_memory_stats()
+        y = x
+        for block in blocks:
+            y = checkpoint(block, y, use_reentrant=False) if again else block(y)
+        y.pow(2).sum().backward()
+        found.append((torch.accelerator.max_memory_allocated(), blocks[0][0].weight.grad.cpu()))
+    return found[0][0], found[1][0], torch.equal(found[0][1], found[1][1])
 
 
 def shapes_that_depend_on_data(rank, world):
@@ -293,6 +339,11 @@ def test_streams_run_beside_each_other_and_wait_for_events():
 
 def test_a_training_ends_with_the_weights_of_the_cpu_to_the_last_bit():
     assert all(on_one(learns_as_on_the_cpu))
+    assert all(on_one(convolution_gradients))
+
+
+def test_gradients_of_attention_are_the_cpus_but_for_rounding():
+    assert on_one(attention_gradients) < 2e-5
 
 
 def test_memory_is_counted_and_has_an_end():
@@ -329,6 +380,12 @@ def test_autocast_and_a_scaler_that_skips_a_step_which_overflowed():
     dtype, [(_, kept), *_] = on_one(autocast_and_scaler)
     assert dtype == torch.float16
     assert kept
+
+
+def test_checkpointing_needs_less_memory_for_the_same_gradients():
+    plain, checkpointed, same = on_one(checkpointing)
+    assert checkpointed < 0.75 * plain
+    assert same
 
 
 def test_results_whose_shape_depends_on_data():

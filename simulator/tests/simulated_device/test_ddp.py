@@ -199,3 +199,29 @@ def test_variants_of_ddp():
         assert found["logger"]
     for name in ("find_unused_parameters", "static_graph"):
         assert first[name][0] > 0
+
+
+def scaler_and_accumulation(rank, world):
+    """AMP with a scaler over four micro-batches, of which the last one reduces."""
+    cluster()
+    net = ddp(layers(), rank)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("sim", init_scale=2.0**8)
+    for _ in range(2):  # DDP makes its buckets anew after the first backward
+        with trace.recorded() as tasks:
+            for micro in range(4):
+                net.require_backward_grad_sync = micro == 3
+                with torch.amp.autocast("sim", dtype=torch.bfloat16):
+                    loss = net(torch.ones(8, WIDTH, device="sim")).float().pow(2).mean()
+                scaler.scale(loss / 4).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    reduced = sum(task.bytes for task in trace.of(tasks, "all_reduce"))
+    return reduced, all(bool(p.isfinite().all()) for p in net.parameters())
+
+
+def test_accumulation_with_amp_and_a_scaler_reduces_once():
+    assert ranks.run(scaler_and_accumulation, 2) == [(4 * LAYERS * WIDTH * (WIDTH + 1), True)] * 2

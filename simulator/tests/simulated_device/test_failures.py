@@ -89,6 +89,19 @@ def test_a_lost_device_raises_torchs_error_and_its_peers_time_out():
     assert "device 1 was lost" in message
 
 
+def out_of_memory_on_one(rank, world):
+    configure(capacity_bytes=(1 << 20) << rank)
+    try:
+        torch.empty(1 << 20, device="sim")
+    except torch.OutOfMemoryError:
+        return "out of memory", torch.accelerator.memory_stats()["num_ooms"]
+    return "fits", torch.accelerator.memory_stats()["num_ooms"]
+
+
+def test_memory_ends_by_device():
+    assert ranks.run(out_of_memory_on_one, 3) == [("out of memory", 1), ("out of memory", 1), ("fits", 0)]
+
+
 def synchronous_works(rank, world):
     x = torch.ones(4, device="sim")
     found = []

@@ -64,6 +64,10 @@ def test_the_size_sweep_is_the_links_own_curve(parts, pair):
     assert one > many
 
 
+def test_read_as_if_collectives_of_a_communicator_ran_at_once_they_are_wrong(parts, pair):
+    assert missed(parts.run.figures(pair[0], pair[0].as_gloo())) != []
+
+
 def test_two_communicators_share_the_wire_and_each_is_what_it_takes_alone(parts):
     merged, _, known = parts.communicators.run(parts.case.draw(7, 2))
     for k, alone in enumerate(known[0][-1].alone):

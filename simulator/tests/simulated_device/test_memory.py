@@ -90,6 +90,14 @@ def test_fsdp_holds_its_shards_and_what_is_gathered_at_the_end_of_backward():
     assert found.memory.peak_bytes == pytest.approx(4 * whole / 8 + gathered, rel=0.01)
 
 
+def test_seven_billion_fit_with_fsdp_and_not_with_ddp():
+    replicated = peak("ddp", LLAMA, LLAMA_7B, capacity_bytes=80 * 10**9)
+    assert replicated.out_of_memory
+    found = peak("fsdp", LLAMA, LLAMA_7B, capacity_bytes=80 * 10**9)
+    assert found.failed is None
+    assert replicated.parameters == found.parameters == 6_738_415_616
+
+
 def test_ddp_holds_seven_billion_and_a_gradient_of_the_embedding():
     """Where both ends of the model have weights of their own, one of them is copied into its bucket at the end."""
     found = peak("ddp", LLAMA, LLAMA_7B)

@@ -18,9 +18,10 @@ STEP_MS = 12 * 3 - 3
 
 def test_a_late_rank_the_transfers_and_the_phases_of_ones_own_loop(tmp_path):
     sizes = ("--world-sizes", "1,2", "topology=local", "topology.device=sim", "topology.ranks_per_host=2")
-    run_scaling(
-        "launch", *sizes, "repeats=1", "run_dir=run", str(SCRIPT), str(1000 * LATE_MS), cwd=tmp_path, status=0
+    done = run_scaling(
+        "launch", *sizes, "repeats=1", "run_dir=run", str(SCRIPT), str(1000 * LATE_MS), cwd=tmp_path
     )
+    assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "run/study.json").read_text())
     assert found["run"]["simulated"]
     one, two = found["points"]

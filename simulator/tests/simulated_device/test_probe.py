@@ -13,24 +13,28 @@ from scaling import Probe
 from scaling.analysis.decompose.quantities import Sent
 from scaling.cli.pipeline import rebuild
 from scaling.records.paths import RunFolder
-from scaling_simulator.device import configure, line, set_cost, set_link, sleep_us
+from scaling_simulator.device import configure, line, set_cost, set_link, set_wire, sleep_us
 from simulated_device import ranks
 from simulated_device.test_sharded import blocks
 
 pytestmark = pytest.mark.slow
 PRODUCTS = ("aten::mm", "aten::addmm")
 LATENCY_US, GB_S = 500, 0.05
-COST_US = 4000
+COST_US, LATE_US = 4000, 400
 STEPS, COUNT = 45, 4
+LATE_MS = COUNT * 6 * LATE_US / 1e3
 """Six products of a block: two in forward, four in backward."""
 
 
-def loop(rank, world, folder=""):
+def loop(rank, world, folder="", copies=1, late=False):
     configure(launch_us=5, math=False)
     set_link(line(LATENCY_US, GB_S))
-    set_cost(COST_US, *PRODUCTS)
+    set_cost(COST_US + (LATE_US if late and rank == 1 else 0), *PRODUCTS)
     net = blocks(count=COUNT).to("sim")
-    mesh = init_device_mesh("sim", (world,), mesh_dim_names=("dp",))
+    shape, names = ((world,), ("dp",)) if copies == 1 else ((copies, world // copies), ("copies", "dp"))
+    mesh = init_device_mesh("sim", shape, mesh_dim_names=names)
+    if copies > 1:  # a rank's communicators share its wire, as they do where it has one card
+        set_wire(*(group.group_desc for group in mesh.get_all_groups()), ranks_per_node=1)
     for block in net:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -82,6 +86,24 @@ def test_every_transfer_is_the_links_and_what_is_hidden_is_not_exposed(tmp_path)
     assert parts.forward.value + parts.backward.value == pytest.approx(COUNT * 6 * COST_US / 1e3, rel=0.02)
     assert point.straggler is None
     assert analysis.quality.dropped_blocks == 0
+
+
+def test_a_late_rank_is_named_with_what_it_costs(tmp_path):
+    point, analysis, _ = taken(tmp_path / "own", 2, late=True)
+    assert point.straggler.rank == 1
+    lost = point.loss.straggler.value * point.step_ms.value
+    assert lost == pytest.approx(LATE_MS, rel=0.05)
+    assert analysis.verdicts[0].cause in ("straggler", "link_bandwidth", "link_latency")
+
+
+def test_copies_reduce_over_the_other_axis(tmp_path):
+    point, _, size = taken(tmp_path / "own", 4, copies=2)
+    assert (point.parallel.strategy, point.parallel.replicate, point.parallel.shard) == ("hsdp", 2, 2)
+    kinds = {one.kind: one for one in point.comm.collectives}
+    assert kinds["all_reduce"].communicator == "replicate"
+    assert kinds["all_reduce"].bytes == size // 2
+    assert kinds["all_reduce"].transfer_ms.value == pytest.approx(wire_ms(kinds["all_reduce"]), rel=0.01)
+    assert kinds["reduce_scatter"].communicator == "shard"
 
 
 ROLLOUT_US = 20_000

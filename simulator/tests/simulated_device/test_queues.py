@@ -221,3 +221,9 @@ def test_the_late_rank_its_phase_and_its_cost_are_told_and_details_cost_nothing(
     assert found.withheld == (("disturbs",) if connections == 1 else ())
     if connections > 1:
         assert found.details_cost < 0.01
+
+
+@pytest.mark.slow
+def test_ends_stamped_on_streams_that_wait_made_the_other_rank_as_late(tmp_path, queues):
+    found = queues.cell(tmp_path / "run", "DDP", 8, old=True)
+    assert found.details_cost > 0.3

@@ -177,6 +177,25 @@ def test_hsdp_has_a_link_for_each_dimension_of_its_mesh():
         }
 
 
+def tensor_parallel(rank, world):
+    set_link(line(500, 0.05))
+    reference = blocks()
+    net = copy.deepcopy(reference).to("sim")
+    mesh = init_device_mesh("sim", (world,), mesh_dim_names=("tp",))
+    for block in net:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    found = train(net, reference, 0, 1)
+    reduces = trace.of(found["tasks"], "all_reduce")
+    return found["off_cpu"], len(reduces), off_model(reduces, {"default_pg": world})
+
+
+def test_tensor_parallel_reduces_activations():
+    for off_cpu, count, off in ranks.run(tensor_parallel, 2):
+        assert off_cpu < 1e-6
+        assert count == 2 * 4  # one in forward and one in backward a block
+        assert off == [0] * 8
+
+
 def two_dimensions(rank, world):
     """FSDP with TP, arithmetic off: times, peaks and the operations of each group."""
     configure(launch_us=5, flops=1e12, memory_bytes_s=1e11, math=False)

@@ -9,6 +9,7 @@ import pytest
 from support.commands import run_scaling
 
 from simulated_device import ranks
+from simulated_device.test_memory_of_arms import BATCH, SHARE, alone_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -68,42 +69,6 @@ def factory(lost=False, hungry=False):
         optimizer=torch.optim.AdamW,
     )
 """
-
-
-SHARE, BATCH = 0.90, 32
-
-
-def _workload():
-    import torch
-
-    from scaling.worker.data.workload import Workload
-
-    torch.manual_seed(0)
-    return Workload(
-        module=torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]),
-        make_batch=lambda n, generator: (torch.randn(n, 512, generator=generator),) * 2,
-        loss=lambda outputs, targets: (outputs - targets).square().mean(),
-        optimizer=torch.optim.AdamW,
-    )
-
-
-def alone_bytes(rank, world, batch=BATCH):
-    """The peak of a training with DDP as anybody writes it, with nothing else in the process."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    workload = _workload()
-    module = workload.module.to(f"sim:{rank}")
-    optimizer = workload.optimizer(module.parameters())
-    ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    samples = workload.make_batch(batch, torch.Generator().manual_seed(0))
-    for _ in range(5):
-        inputs, targets = (t.to(f"sim:{rank}") for t in samples)
-        workload.loss(ddp(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    torch.accelerator.synchronize()
-    return torch.accelerator.max_memory_allocated()
 
 
 @pytest.fixture

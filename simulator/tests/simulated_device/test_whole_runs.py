@@ -34,7 +34,8 @@ GPT2 = (
 
 def run(folder, *overrides, said=""):
     """The results, what was printed, and the page, of a run that ends whole."""
-    done = run_scaling("run", *SIM, *overrides, f"run_dir={folder / 'run'}", cwd=folder, status=0)
+    done = run_scaling("run", *SIM, *overrides, f"run_dir={folder / 'run'}", cwd=folder)
+    assert done.returncode == 0, done.stderr
     answer = " ".join(done.stdout.split())
     assert "SIMULATED accelerators" in answer
     assert said in answer
@@ -83,6 +84,16 @@ def test_a_model_whose_compute_is_known(tmp_path):
     assert step == pytest.approx(two["arms_ms"]["bare_one"]["value"] + exposed, rel=0.005)
     assert two["closure"]["value"] == pytest.approx(1, abs=0.005)
     assert two["straggler"] is None
+
+
+def test_a_rank_that_is_late_in_its_forward(tmp_path):
+    document, _ = run(
+        tmp_path, "model=synthetic", "inject.rank=1", "inject.compute_ms=30", said="Rank 1 is late"
+    )
+    point = document["points"][-1]
+    assert point["straggler"]["rank"] == 1
+    assert point["straggler"]["phase"] == "forward"
+    assert point["loss"]["straggler"]["value"] * point["step_ms"]["value"] == pytest.approx(30, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +150,27 @@ def test_a_cnn_with_batch_normalisation(tmp_path):
 NORMS = ("model=highmem_cnn_sync_bn", "batch_per_rank=64", "topology.simulated.launch_us=0.1")
 
 
+def test_norms_over_all_ranks_are_collectives_of_the_step(tmp_path):
+    """Three layers gather in forward and reduce in backward; alone they send nothing."""
+    document, _ = run(tmp_path, *NORMS)
+    one, two = document["points"]
+    assert one["arms_ms"]["bare_one"]["value"] == pytest.approx(two["arms_ms"]["bare_all"]["value"], rel=1e-3)
+    found = {(c["kind"], c["phase"]): c for c in two["comm"]["collectives"]}
+    gathers = found["all_gather", "forward"]
+    size = 4 * (2 * 256 + 1)  # of a layer's means, deviations and count, on each rank
+    assert (gathers["calls"], gathers["bytes"]) == (3, 3 * 2 * size)
+    known = 3 * transfer_ms(size)  # a rank receives the other one's
+    assert gathers["transfer_ms"]["value"] == pytest.approx(known, abs=1e-3)
+    assert gathers["exposed_transfer_ms"]["value"] == pytest.approx(known, abs=1e-3)
+    assert gathers["exposed_skew_ms"]["value"] == pytest.approx(0, abs=1e-3)
+    assert found["all_reduce", "backward"]["calls"] > 3  # the layers' and the buckets'
+    assert found["broadcast", "forward"]["calls"] == 1  # the buffers
+    assert two["closure"]["value"] == pytest.approx(1, abs=0.02)
+    assert two["straggler"] is None
+    step, parts = two["step_ms"]["value"], two["parts_ms"]
+    assert sum(part["value"] for part in parts.values() if part) == pytest.approx(step, rel=0.005)
+
+
 def test_a_rank_that_is_late_for_a_norm_is_found(tmp_path):
     """It comes to the first layer 30 ms late in its forward. The other rank has no gradient to wait with by then."""
     document, _ = run(
@@ -159,6 +191,23 @@ def test_a_rank_that_is_late_for_a_norm_is_found(tmp_path):
 
 
 SHARDED = ("model=synthetic", "model.layers=2", "model.param_mb=32", "model.compute_ms=40")
+
+
+def test_units_that_stay_gathered_are_predicted_from_ones_that_do_not(tmp_path):
+    """Only a setting of fully_shard differs, and backward gathers nothing."""
+    slow = "topology.simulated.link_gb_s=1"  # so that gathers are exposed
+    words = (*SIM, *SHARDED, slow, "parallel=fsdp", "world_sizes=[2]", "measure.budget_s=300")
+    kept, measured = "fsdp.reshard_after_forward=false", {}
+    for name, more in {"freed": (), "kept": (kept,)}.items():
+        done = run_scaling("run", *words, *more, f"run_dir={tmp_path / name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        (*_, point) = json.loads((tmp_path / name / "analysis.json").read_text())["points"]
+        measured[name] = point["step_ms"]["value"]
+    done = run_scaling("predict", str(tmp_path / "freed"), kept, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (point,) = json.loads(done.stdout)["points"]
+    assert measured["kept"] < 0.98 * measured["freed"]
+    assert point["step_ms"]["value"] == pytest.approx(measured["kept"], rel=0.02)
 
 
 def test_copies_with_a_late_rank_share_the_wire_of_each_rank(tmp_path):
@@ -189,10 +238,12 @@ def test_hsdp_over_four_is_predicted_from_fsdp_over_two(tmp_path):
         "four": ("parallel=hsdp", "parallel.shard=2", "world_sizes=[4]", "topology.ranks_per_host=4"),
     }.items():
         words = (*SIM, *SHARDED, "measure.budget_s=300", *strategy, f"run_dir={tmp_path / name}")
-        done = run_scaling("run", *words, cwd=tmp_path, status=0)
+        done = run_scaling("run", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
         measured[name] = json.loads((tmp_path / name / "analysis.json").read_text())["points"][-1]
     asked = ("parallel=hsdp", "parallel.shard=2", "world_sizes=[4]", "topology.ranks_per_host=4", "--json")
-    done = run_scaling("predict", str(tmp_path / "two"), *asked, cwd=tmp_path, status=0)
+    done = run_scaling("predict", str(tmp_path / "two"), *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     (point,) = json.loads(done.stdout)["points"]
     assert point["step_ms"]["value"] == pytest.approx(measured["four"]["step_ms"]["value"], rel=0.05)
     assert (point["replicate"], point["shard"]) == (2, 2)

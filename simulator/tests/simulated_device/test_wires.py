@@ -10,7 +10,6 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import free_address
 
 from scaling_simulator import trace
 from scaling_simulator.accelerator import SimulatedAccelerator
@@ -185,9 +184,10 @@ def test_a_transfer_slows_the_kernels_beside_it():
     assert ranks.run(slowed, 2, slowdown=0.0) == [([10 * MS, 10 * MS], [3 * MS])] * 2
 
 
-def in_groups_of_their_own(rank, world, address):
+def in_groups_of_their_own(rank, world, store):
     """The first groups of two ranks are not the same, and not the whole job's."""
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    file = dist.FileStore(store, world)
+    dist.init_process_group("gloo", store=file, rank=rank, world_size=world)
     pairs = [dist.new_group([0, 1], backend="simccl")]
     dist.barrier()
     pairs += [dist.new_group([2, 3], backend="simccl")]
@@ -196,7 +196,7 @@ def in_groups_of_their_own(rank, world, address):
     return [slowed(rank, world, slowdown=0.5, group=group) for group in (pairs[rank // 2], whole)]
 
 
-def test_ranks_find_each_other_whose_first_groups_differ():
+def test_ranks_find_each_other_whose_first_groups_differ(tmp_path):
     """World sizes of 2 and 4 in one launch: the ranks of the first pair had a group before the others had any."""
     alike = [([11 * MS, 10 * MS], [3 * MS])] * 2
-    assert ranks.run(in_groups_of_their_own, 4, group=False, address=free_address()) == [alike] * 4
+    assert ranks.run(in_groups_of_their_own, 4, group=False, store=str(tmp_path / "store")) == [alike] * 4

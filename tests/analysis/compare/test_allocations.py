@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support import results
 from support.results import run_info
 
 from scaling.analysis.compare.runs import compare
 from scaling.analysis.compare.sweep import Member, across, sides, sweep, with_allocations
 from scaling.analysis.results import (
+    SCHEMA,
     Allocation,
+    Analysis,
+    Fabric,
     InferenceCase,
     Measured,
     Point,
+    Quality,
 )
 from scaling.report import side_by_side
 from scaling.report.documents import comparison
@@ -51,7 +54,16 @@ def member(cluster):
                 ),
             )
         )
-        analysis = results.analysis(run_info(id=id_, topology=partition), *points, inference=cases)
+        analysis = Analysis(
+            schema=SCHEMA,
+            run=run_info(id=id_, topology=partition),
+            points=points,
+            fabric=Fabric(),
+            inference=cases,
+            verdicts=(),
+            quality=Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
+            trials=(),
+        )
         asked = replace(spec, topology=topology, cluster=settings, launcher=launcher, **changes)
         plan = make_plan(asked, run_id=id_, created="", version="")
         return Member(analysis=analysis, plan=plan, nodes=nodes, devices=devices)

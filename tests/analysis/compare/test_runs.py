@@ -8,17 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.results import analysis, run_info
+from support.results import run_info
 
 from scaling.analysis.compare.runs import compare, gate, split, with_split
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
     ArmTimes,
+    Fabric,
     InferenceCase,
     Loss,
     Measured,
     Point,
+    Quality,
     SampleCost,
 )
 from scaling.report import side_by_side
@@ -31,7 +35,16 @@ def about(value, relative=0.02):
 
 def run(*points, **changes):
     info = run_info(id="run", model="mlp", topology="local", duration_s=60.0)
-    return analysis(replace(info, **changes), *points)
+    return Analysis(
+        schema=SCHEMA,
+        run=replace(info, **changes),
+        points=points,
+        fabric=Fabric(),
+        inference=(),
+        verdicts=(),
+        quality=Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
+        trials=(),
+    )
 
 
 def point(n=4, step=100.0, alone=60.0, relative=0.02, **loss):

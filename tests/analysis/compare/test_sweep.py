@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support import results
 from support.results import run_info
 
 from scaling.analysis.compare.differences import telling
 from scaling.analysis.compare.sweep import Member, alike, sweep
 from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
     ArmTimes,
+    Fabric,
     Measured,
     Point,
     Quality,
@@ -45,9 +47,17 @@ def member(cluster):
             )
             for n, rate in (rates or {}).items()
         )
-        quality = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None, warnings=warnings)
-        more = {"verdicts": verdicts, "quality": quality, "training": cases}
-        analysis = results.analysis(run_info(id=id_), *points, **more)
+        analysis = Analysis(
+            schema=SCHEMA,
+            run=run_info(id=id_),
+            points=points,
+            fabric=Fabric(),
+            inference=(),
+            verdicts=verdicts,
+            quality=Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None, warnings=warnings),
+            trials=(),
+            training=cases,
+        )
         plan = make_plan(replace(spec, **changes), run_id=id_, created="", version="")
         return Member(analysis=analysis, plan=plan, machine=machine)
 

@@ -43,3 +43,15 @@ def test_every_figure_is_the_truth(cluster, truth, measure, phase):
     assert off == {}
     parts = (getattr(point.parts_ms, each.name) for each in fields(point.parts_ms))
     assert sum(part.value for part in parts if part) == pytest.approx(point.arms_ms.probe.value, rel=0.002)
+
+
+def test_without_a_late_rank_the_buffers_cost_what_they_take(truth, measure):
+    point = measure(truth).point(4)
+    assert point.straggler is None
+    without = measure(replace(truth, buffers_ns=0.0)).point(4)
+    more = point.step_ms.value - without.step_ms.value
+    assert more == pytest.approx(BUFFERS_MS, abs=0.3)
+    assert point.parts_ms.exposed_transfer.value - without.parts_ms.exposed_transfer.value == pytest.approx(
+        BUFFERS_MS, abs=0.3
+    )
+    assert point.parts_ms.forward.value == pytest.approx(without.parts_ms.forward.value, rel=0.01)

@@ -134,6 +134,16 @@ def test_a_rank_that_always_has_as_many_more_is_undecided(loop, truth):
     assert "imbalance" not in causes(found)
 
 
+def test_records_without_tokens_have_none_of_it(loop, truth):
+    (point,) = loop(replace(truth, tokens=())).points
+    assert (point.tokens, point.tokens_per_s, point.loss.imbalance) == (None, None, None)
+
+
+def test_tokens_a_second_are_those_of_all_ranks(unequal):
+    (point,) = unequal.points
+    assert point.tokens_per_s.value == pytest.approx(4 * 875e3 / point.step_ms.value, rel=0.03)
+
+
 def test_records_that_are_read_from_files_say_the_same(loop, varying, unequal, monkeypatch):
     monkeypatch.setattr(tables, "STEP_ROWS", 60)
     assert loop(varying).points[0].tokens == unequal.points[0].tokens

@@ -146,6 +146,13 @@ def test_without_a_baseline_of_its_own_there_is_no_efficiency(strong):
     assert analysis.points[2].efficiency is None
 
 
+def test_losses_still_add_up_over_launches(weak):
+    tables = together(weak.tables, launched(slower(weak.tables, 2), 1))
+    point = weak.analyze(tables).points[2]
+    losses = [getattr(point.loss, name) for name in point.loss.__slots__]
+    assert sum(x.value for x in losses if x) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
+
+
 def test_a_launch_left_out_beside_others_that_were_cut_off_too_is_not_called_measured_whole(weak):
     """Launch 0 crashed in its first round, launch 1 was stopped after some."""
     cut = launched(kept(weak.tables, pl.col("round") < 1), 0, ended=False)

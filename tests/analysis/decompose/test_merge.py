@@ -5,10 +5,14 @@ Micro-steps that reduce one by one, because no_sync was left out: each ends in i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.expected import MS
 
 from scaling.analysis.decompose.detailed import BlockStamps, cycles_of, merge
 from scaling.analysis.network.channel import Channel
@@ -55,6 +59,11 @@ def test_where_two_buckets_overlap_each_gets_half():
     found = merged(launch=[[0, 2], [0, 2]], done=[[6, 10], [6, 10]])
     assert found.transfer[0].tolist() == [2 + 4 / 2, 4 / 2 + 4]
     assert found.busy[0] == 10
+
+
+def test_where_three_overlap_each_gets_a_third():
+    found = merged(launch=[[0, 0, 0]], done=[[9, 9, 9]])
+    assert found.transfer[0].tolist() == [3, 3, 3]
 
 
 def test_the_link_is_busy_on_the_union_and_idle_in_gaps():
@@ -243,3 +252,74 @@ def test_every_wait_is_skew_or_transfer(buffers):
     transfer = merged.exposed_transfer + (held - merged.buffer_skew).sum(axis=2)
     assert skew.mean(axis=0).tolist() == pytest.approx([40, 0])
     assert transfer.mean(axis=0).tolist() == pytest.approx([2 * (TRANSFER + BUFFERS * buffers)] * 2)
+
+
+@pytest.fixture(scope="module")
+def pair(measure, cluster):
+    """A run of four ranks, and the same with every two steps as the micro-steps of one."""
+    truth = cluster.Truth(
+        world_sizes=(4,),
+        buffers_ns=0.8 * MS,
+        stragglers=(cluster.Straggler(rank=1, phase="input", extra_ns=30 * MS),),
+    )
+    run = measure(replace(truth, steps=8))
+    return run, run.analyze(in_pairs(run.tables))
+
+
+def in_pairs(tables):
+    place = ["launch", "rank", "block", "step"]
+    trained = pl.col("arm").is_in(["plain", "probe"])
+    steps = (
+        tables.steps.filter(trained)
+        .with_columns(half=pl.col("step") % 2, step=pl.col("step") // 2)
+        .sort(*place, "half")
+    )
+    sums = ["input_ns", "forward_ns", "backward_ns", "optimizer_ns", "buffer_wait_ns"]
+    lasts = ["end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns"]
+    waited = (pl.col("sync_end_ns") - pl.col("compute_end_ns")).first().alias("earlier_wait_ns")
+    firsts = [c for c in tables.steps.columns if c not in (*place, *sums, *lasts, "earlier_wait_ns")]
+    joined = steps.group_by(place, maintain_order=True).agg(
+        pl.col(firsts).first(), pl.col(sums).sum(), pl.col(lasts).last(), waited
+    )
+    rows = tables.buckets.filter(trained)
+    count = rows["seq"].max() + 1
+    sent = steps.filter((pl.col("arm") == "probe") & pl.col("detailed")).select(
+        *(c for c in rows.columns if c in steps.columns),
+        seq=2 * count + pl.col("half"),
+        kind=pl.lit(3, pl.Int64),
+        group=pl.lit(4, pl.Int64),
+        bytes=pl.lit(64, pl.Int64),
+        ready_ns=pl.lit(0, pl.Int64),
+        launch_ns="buffer_begin_ns",
+        done_ns="buffer_end_ns",
+        phase=pl.lit(1, pl.Int64),
+    )
+    sent = sent.with_columns(
+        pl.lit(0, rows.schema[name]).alias(name) for name in {*rows.columns} - {*sent.columns}
+    )
+    rows = rows.with_columns(seq=pl.col("seq") + count * (pl.col("step") % 2), step=pl.col("step") // 2)
+    blocks = tables.blocks.with_columns(
+        accumulation=pl.when(trained)
+        .then(2)
+        .otherwise(pl.col("accumulation"))
+        .cast(tables.blocks["accumulation"].dtype)
+    )
+    return replace(
+        tables,
+        steps=pl.concat([tables.steps.filter(~trained), joined.select(tables.steps.columns)]),
+        buckets=pl.concat([tables.buckets.filter(~trained), rows, sent.select(rows.columns)]),
+        blocks=blocks,
+    )
+
+
+def test_two_micro_steps_cost_twice_what_one_costs(pair):
+    run, joined = pair
+    once, twice = run.point(4), joined.points[0]
+    assert (twice.straggler.rank, twice.straggler.phase) == (1, "input")
+    assert twice.step_ms.value == pytest.approx(2 * once.step_ms.value, rel=0.02)
+    assert twice.straggler.cost_ms.value == pytest.approx(2 * once.straggler.cost_ms.value, rel=0.03)
+    for part in ("exposed_skew", "exposed_transfer"):
+        found = getattr(twice.parts_ms, part).value
+        assert found == pytest.approx(2 * getattr(once.parts_ms, part).value, rel=0.05), part
+    assert twice.loss.straggler.value == pytest.approx(once.loss.straggler.value, rel=0.05)
+    assert twice.comm.hidden_share.value == pytest.approx(once.comm.hidden_share.value, abs=0.03)

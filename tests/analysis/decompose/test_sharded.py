@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from support.detailed_steps import MS, collective_row, step_row
 
 from scaling.analysis.decompose.loss import loss_by_kind
 from scaling.analysis.decompose.quantities import Sent, by_kind
 from scaling.analysis.decompose.sharded import read_sharded
-from scaling.analysis.decompose.unit_stamps import exposed, unit_blocks
+from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.shared_link import Served
 from scaling.analysis.statistics.rounds import Rounds
@@ -18,7 +17,7 @@ from scaling.settings.parallel import Mesh
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES
 
-RANKS, STEPS, UNITS = 2, 5, 3
+MS, RANKS, STEPS, UNITS = 1_000_000, 2, 5, 3
 GATHER_MS, REDUCE_MS = 10.0, 20.0
 FORWARD_MS, BACKWARD_MS = 4.0, 6.0
 SIZE = 3_000_000
@@ -38,10 +37,28 @@ class Cluster:
 
     def send(self, step, seq, kind, phase, unit, took):
         over = max(self.now) + took
-        sent = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "bytes": SIZE, "group": RANKS}
-        self.rows += [
-            collective_row(step, rank, sent, at + 1000, over + 1000) for rank, at in enumerate(self.now)
-        ]
+        for rank, at in enumerate(self.now):
+            row = {"launch_ns": at, "done_ns": over, "wait_ns": at, "resume_ns": over, "start_ns": 0}
+            stamps = {name: round((value + 1000) * MS) for name, value in row.items()}
+            self.rows.append(
+                {
+                    "launch": 0,
+                    "block": 1,
+                    "round": 0,
+                    "step": step,
+                    "rank": rank,
+                    "seq": seq,
+                    "kind": kind,
+                    "phase": phase,
+                    "unit": unit,
+                    "bytes": SIZE,
+                    "group": RANKS,
+                    "arm": "probe",
+                    "detailed": True,
+                    "ready_ns": stamps["launch_ns"],
+                    **stamps,
+                }
+            )
         waited = [over - at for at in self.now]
         self.now = [over] * RANKS
         return waited
@@ -64,8 +81,24 @@ class Cluster:
                     if kind == GATHER:
                         self.now = [at + compute for at in self.now]
         for rank in range(RANKS):
-            waited = {"forward": waits[1][rank], "backward": waits[0][rank]}
-            self.steps.append(step_row(step, rank, begin[rank] + 1000, self.now[rank] + 1000, **waited))
+            at = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), self.now[rank])
+            at["begin_ns"] = begin[rank]
+            none = (
+                "input_ns",
+                "optimizer_ns",
+                "backward_ns",
+                "earlier_wait_ns",
+                "buffer_wait_ns",
+                "input_wait_ns",
+                "optimizer_wait_ns",
+                "host_wait_ns",
+            )
+            durations = dict.fromkeys(none, 0.0)
+            durations |= {"forward_wait_ns": waits[1][rank], "backward_wait_ns": waits[0][rank]}
+            values = {name: (value + 1000) * MS for name, value in at.items()}
+            values |= {name: value * MS for name, value in durations.items()}
+            place = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank}
+            self.steps.append({**place, "arm": "probe", "detailed": True, **values})
 
     def read(self):
         arguments = (
@@ -83,6 +116,10 @@ class Cluster:
 @pytest.fixture
 def clean():
     return Cluster().read()
+
+
+def test_such_steps_are_known_by_their_waits():
+    assert has_units(pl.DataFrame(Cluster().rows).lazy())
 
 
 def test_collectives_by_kind_and_phase(clean):
@@ -135,12 +172,13 @@ def test_the_replay_of_the_steps_as_they_were_takes_as_long_as_they_did(clean):
     assert cycle.replay.without_transfer().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))
 
 
-def rows_of(step, rank, sent):
+def rows_of(place, sent):
     """Rows of a rank's step, from (kind, phase, unit, group, launch, done, wait, resume)."""
     for seq, (kind, phase, unit, group, *times) in enumerate(sent):
+        names = ("launch_ns", "done_ns", "wait_ns", "resume_ns")
+        stamps = {name: round((at + 1000) * MS) for name, at in zip(names, times, strict=True)}
         what = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "group": group, "bytes": SIZE}
-        launch, done, *window = (at + 1000 for at in times)
-        yield collective_row(step, rank, what, launch, done, window)
+        yield {**place, **what, "ready_ns": stamps["launch_ns"], **stamps, "start_ns": 0}
 
 
 SHARDS, COPIES = ((0, 1), (2, 3)), ((0, 2), (1, 3))
@@ -167,9 +205,27 @@ def of_copies(late_ms):
                 (ALL_REDUCE, BACKWARD, 1, 3, now + late + 11.0, first, window, over),
                 (ALL_REDUCE, BACKWARD, 0, 3, max(window + 0.5, first) if late else first, over, window, over),
             ]
-            rows += rows_of(step, rank, sent)
-            waited = {"forward": now + late + 1.0 - asked, "backward": over - window}
-            steps.append(step_row(step, rank, now + 1000, over + 1000, **waited))
+            place = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank}
+            place |= {"arm": "probe", "detailed": True}
+            rows += rows_of(place, sent)
+            ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), (over + 1000) * MS)
+            none = (
+                "input_ns",
+                "optimizer_ns",
+                "backward_ns",
+                "earlier_wait_ns",
+                "buffer_wait_ns",
+                "input_wait_ns",
+                "optimizer_wait_ns",
+                "host_wait_ns",
+            )
+            waits = {
+                "forward_wait_ns": (now + late + 1.0 - asked) * MS,
+                "backward_wait_ns": (over - window) * MS,
+            }
+            steps.append(
+                {**place, **dict.fromkeys(none, 0.0), "begin_ns": (now + 1000) * MS, **ends, **waits}
+            )
         now = over
     mesh = Mesh(replicate=2, shard=2)
     return read_sharded(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), mesh, ON_ACCELERATORS)
@@ -186,13 +242,35 @@ def test_an_all_reduce_goes_at_the_pace_of_its_rank_that_shares_its_wire():
     """Shards 0 and 1 reduce-scatter beside it and take twice as long for both; 2 and 3 have done so before."""
     rows, steps = [], []
     for rank in range(4):
+        place = {
+            "launch": 0,
+            "block": 1,
+            "round": 0,
+            "step": 0,
+            "rank": rank,
+            "arm": "probe",
+            "detailed": True,
+        }
         scattered = (30.0, 50.0) if rank < 2 else (5.0, 15.0)
         sent = [
             (REDUCE, BACKWARD, 0, 2, *scattered, *scattered),
             (ALL_REDUCE, BACKWARD, 0, 3, 30.0 if rank < 2 else 15.0, 50.0, scattered[1], 50.0),
         ]
-        rows += rows_of(0, rank, sent)
-        steps.append(step_row(0, rank, 1000.0, 1050.0, backward=50.0 - scattered[0]))
+        rows += rows_of(place, sent)
+        none = (
+            "input_ns",
+            "optimizer_ns",
+            "backward_ns",
+            "earlier_wait_ns",
+            "buffer_wait_ns",
+            "forward_wait_ns",
+            "input_wait_ns",
+            "optimizer_wait_ns",
+            "host_wait_ns",
+        )
+        waits = {"begin_ns": 1000.0 * MS, "backward_wait_ns": (50.0 - scattered[0]) * MS}
+        ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), 1050.0 * MS)
+        steps.append({**place, **dict.fromkeys(none, 0.0), **waits, **ends})
     mesh = Mesh(replicate=2, shard=2)
     ((_, stamps, _),) = unit_blocks(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), mesh, ON_ACCELERATORS)
     np.testing.assert_allclose(stamps.transfer[0].T / MS, 10.0)

@@ -76,6 +76,13 @@ def test_waiting_for_a_late_rank_is_drawn_as_skew_on_its_peers(measure, cluster)
         assert_whole(timeline, rank)
 
 
+def test_up_to_so_many_ranks_all_are_drawn(measure, cluster):
+    found = measure(cluster.Truth(world_sizes=(RANKS_MAX,), hosts=RANKS_MAX, rounds=1, steps=2))
+    (timeline,) = timelines(found.records)
+    assert {s.rank for s in timeline.spans} == set(range(RANKS_MAX))
+    assert timeline.drawn is None
+
+
 def test_of_more_ranks_the_late_one_is_drawn_first(measure, cluster):
     """It is far behind the first ranks, and the step is as long on all of them: what it does not wait tells it."""
     late = cluster.Straggler(rank=29, extra_ns=8e6, phase="input")

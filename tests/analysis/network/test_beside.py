@@ -146,3 +146,13 @@ def test_steps_are_seen_each_by_itself():
     begin, end = np.array([[0.0, 1.0], [5.0, 0.0]]), np.array([[1.0, 2.0], [6.0, 4.0]])
     low, high = np.zeros((2, 1)), np.full((2, 1), 10.0)
     assert covered(begin, end, low, high)[:, 0].tolist() == [2, 5]
+
+
+def test_an_interval_of_no_length_covers_nothing():
+    assert covered(row(3, 3), row(3, 3), row(0), row(9))[0, 0] == 0
+
+
+def test_stamps_of_a_clock_that_runs_for_long_lose_nothing():
+    at = 3e15  # a month, ns
+    found = covered(row(at), row(at + 10), row(at - 5), row(at + 7))
+    assert found[0, 0] == pytest.approx(7)

@@ -5,13 +5,17 @@ A curve between its points.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scaling.analysis.network.curve import (
+    AlphaBeta,
     Points,
     fit,
     host_latency,
@@ -63,6 +67,11 @@ def test_a_short_sweep_gives_them_too(sizes):
 def test_one_size_alone_cannot_tell_latency_from_bandwidth():
     with pytest.raises(UnknownQuantityError):
         fitted({MIB: exact(MIB, 4)}, 4)
+
+
+def test_no_size_at_all_is_unknown():
+    with pytest.raises(UnknownQuantityError):
+        fitted({}, 4)
 
 
 def test_a_shapers_free_burst_does_not_bend_beta():
@@ -193,6 +202,13 @@ def test_a_curve_speaks_nccl_tests_terms(curve_of):
     assert found.busbw_gbit_s.value == pytest.approx(8 / BETA_NS)
 
 
+def test_busbw_tends_to_the_fitted_bandwidth(curve_of):
+    found, _ = curve_of(4)
+    shares = [p.busbw_gbit_s.value / found.busbw_gbit_s.value for p in found.curve]
+    assert shares == sorted(shares)
+    assert 0.98 < shares[-1] < 1
+
+
 def test_a_nominal_link_is_known_between_hosts_only(curve_of):
     network, link = curve_of(4)
     assert (network.name, network.nominal_gbit_s) == ("network", link.nominal_bit_s / 1e9)
@@ -214,6 +230,11 @@ def test_one_size_gives_a_curve_and_no_fit(curve_of):
     found, _ = curve_of(2, times={MIB: exact(MIB, 2)})
     assert found.curve[0].time_us.value == pytest.approx(exact(MIB, 2) / 1e3)
     assert (found.alpha_us, found.busbw_gbit_s) == (None, None)
+
+
+def test_times_of_arrays_are_arrays():
+    link = AlphaBeta(2, np.array([1.0, 2.0]), np.array([0.0, 1.0]))
+    assert link.time_ns(10.0).tolist() == [2.0, 14.0]
 
 
 # Clocks
@@ -259,10 +280,25 @@ def points(times, sizes=None):
     return Points(sizes=tuple(sizes), times=np.array([times], dtype=float))
 
 
+def test_at_its_own_sizes_it_is_what_was_measured():
+    curve = points([5, 6, 9, 30, 100])
+    assert [curve.at(size)[0] for size in curve.sizes] == pytest.approx([5, 6, 9, 30, 100])
+
+
 def test_below_the_time_stays_and_above_the_bandwidth_does():
     curve = points([5, 9, 30])
     assert curve.at(8)[0] == 5
     assert curve.at(3 * curve.sizes[-1])[0] == pytest.approx(90)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=8))
+def test_between_two_points_it_stays_between_their_times(times):
+    curve = points(times)
+    for (low, a), (high, b) in itertools.pairwise(zip(curve.sizes, times, strict=True)):
+        found = [curve.at(size)[0] for size in np.linspace(low, high, 9)]
+        assert found == pytest.approx(sorted(found, reverse=b < a))
+        assert min(found) >= min(a, b) * (1 - 1e-9)
+        assert max(found) <= max(a, b) * (1 + 1e-9)
 
 
 def test_it_is_the_same_curve_as_scipys():
@@ -284,3 +320,8 @@ def test_a_latency_and_a_bandwidth_are_followed_where_points_are_a_factor_of_fou
     curve = points([time(1024 * 4**k) for k in range(10)])
     off = [abs(curve.at(s)[0] / time(s) - 1) for s in (3e3, 3e4, 2e5, 7e5, 3e6, 5e7)]
     assert max(off) < 0.04
+
+
+def test_resampled_values_go_through_alike():
+    both = Points(sizes=(1, 4, 16), times=np.array([[1.0, 2.0, 8.0], [2.0, 4.0, 16.0]]))
+    assert both.at(7)[1] == pytest.approx(2 * both.at(7)[0])

@@ -81,6 +81,11 @@ def test_collectives_of_two_communicators_share_a_wire():
     assert program([[1, 2, 3]] * 2, marks=BOTH, channel=own_wires).period()[0] == 2 + 20
 
 
+def test_a_back_end_without_order_shares_its_wire_among_all():
+    gloo = (*BOTH[:2], Mark(waits=True, collective=0))
+    assert program([[1, 2, 3]] * 2, marks=gloo, channel=Channel()).period()[0] == 20
+
+
 def test_a_stream_of_its_own_reduces_over_copies_while_ranks_compute():
     """Pairs scatter twice, each time with an all-reduce behind it; the ranks wait once, for the second all-reduce.
 
@@ -122,6 +127,13 @@ def test_a_rank_that_goes_on_before_the_last_chunk_waited_less_and_one_woken_lat
     step = program([[1, 2, 30, 31]] * 2)
     step.lag[:, :, GATHER] = lag
     assert step.at_mean_of(np.array([True, True]))[1][0] == linked
+
+
+def test_ranks_of_a_ring_that_go_on_one_after_the_other_wait_for_the_link_alone():
+    """The first one has its part 4 early, and waits for the others at the next collective."""
+    step = program([[1, 2, 30, 31]] * 2)
+    step.lag[:, 0, GATHER] = -4
+    assert [each[0] for each in step.at_mean_of(np.array([True, True]))] == [61, 28]
 
 
 def test_alike_ranks_wait_for_a_group_whose_data_came_later():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scaling.analysis.predict import change as by_rank
-from scaling.analysis.predict.change import ByRank, Change
+from scaling.analysis.predict.change import ByRank, Change, stretches
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.statistics.rounds import Rounds, UnknownQuantityError
@@ -32,6 +32,22 @@ def test_they_are_those_of_a_quantity_for_each_rank(values, each):
     wanted = np.stack([means[str(rank)] for rank in range(RANKS)], axis=1)
     np.testing.assert_allclose(found.means(slice(None))["input"], wanted, rtol=1e-12)
     np.testing.assert_allclose(found.means(slice(3, 9))["input"], wanted[3:9], rtol=1e-12)
+
+
+@pytest.mark.parametrize("numbers", [1, 7 * RANKS, 10**9])
+def test_their_mean_does_not_depend_on_the_stretches(values, each, monkeypatch, numbers):
+    monkeypatch.setattr(by_rank, "SLICE_VALUES", numbers)
+    found = ByRank.of({"input": values}, each.weights)
+    np.testing.assert_allclose(
+        found.mean()["input"], found.means(slice(None))["input"].mean(axis=1), rtol=1e-12
+    )
+
+
+def test_stretches_follow_each_other_and_leave_nothing_out(monkeypatch):
+    monkeypatch.setattr(by_rank, "SLICE_VALUES", 30)
+    found = [range(1001)[stretch] for stretch in stretches(1001, 10)]
+    assert [at for stretch in found for at in stretch] == [*range(1001)]
+    assert max(map(len, found)) == 3
 
 
 def test_rounds_that_a_rank_lacks_are_told(values, each):

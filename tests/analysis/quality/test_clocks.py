@@ -49,6 +49,10 @@ def clocked(**options):
     return with_telemetry(blocks(), {(0, 0): samples(**options)})
 
 
+def test_a_block_has_the_mean_clock_of_its_own_samples():
+    assert clocked()["sm_mhz"].to_list() == [2000, 1800] * 4
+
+
 def test_means_and_bits_are_those_of_the_samples_one_by_one():
     """Against plain loops, with samples that lack figures, and blocks between two samples."""
     rng = random.Random(3)
@@ -78,6 +82,10 @@ def test_means_and_bits_are_those_of_the_samples_one_by_one():
         assert row["reasons"] == (functools.reduce(operator.or_, bits) if bits else None)
         assert row["throttled"] == (bool(row["reasons"] & THERMAL) if bits else None)
     assert found.filter(pl.col("rank") == 1)["sm_mhz"].null_count() == 20
+
+
+def test_power_of_the_second_before_a_block_is_not_the_blocks():
+    assert clocked()["power_w"].to_list() == [300.0, 500.0] * 4
 
 
 def test_blocks_that_were_throttled_are_counted_and_their_ranks_named():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support import results
 
 from scaling.analysis.invariants import contradictions, without_contradicted
 from scaling.analysis.results import (
     ArmTimes,
     Collective,
+    Comm,
     Loss,
     Measured,
     Point,
@@ -32,8 +32,16 @@ def comm(transfer_ms, free=1.3):
         bytes=102_000_000,
         transfer_ms=about(transfer_ms),
     )
-    told = {"busbw_gbit_s": about(914.0), "free_speedup": about(free, 0.01), "collectives": (gradients,)}
-    return results.comm(102_000_000, **told)
+    return Comm(
+        bytes_per_step=102_000_000,
+        buckets=(),
+        busbw_gbit_s=about(914.0),
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=None,
+        free_speedup=about(free, 0.01),
+        collectives=(gradients,),
+    )
 
 
 def late(cost_ms, skew_ms):

@@ -72,6 +72,23 @@ def test_causes_compare_arms_of_the_same_rounds_so_that_drift_cancels(sampled, c
     assert found.half_width < 0.015
 
 
+def test_causes_add_up_to_the_loss_of_all_rounds(sampled):
+    point = sampled.point(4)
+    causes = [
+        "neighbours",
+        "strategy_overhead",
+        "straggler",
+        "link_latency",
+        "link_bandwidth",
+        "overlap",
+        "input",
+        "host",
+        "unexplained",
+    ]
+    of = [getattr(point.loss, cause) for cause in causes]
+    assert sum(one.value for one in of if one) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
+
+
 def test_it_is_said_in_quality(whole, sampled):
     (said,) = [line for line in sampled.analysis.quality.warnings if line.startswith("details in")]
     assert said.startswith(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support import results
 from support.results import spec
 
-from scaling.analysis.results import Collective, Degrees, FabricLevel, LossOfKind, Measured, Point
+from scaling.analysis.results import Collective, Comm, Degrees, FabricLevel, LossOfKind, Measured, Point
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
 from scaling.settings.parallel import Parallel
 
@@ -32,7 +31,15 @@ def point(tensor=4, share=0.4, waits=40.0):
         bytes=8 * MIB,
         exposed_transfer_ms=Measured(waits),
     )
-    comm = results.comm(8 * MIB, collectives=(sent,))
+    comm = Comm(
+        bytes_per_step=8 * MIB,
+        buckets=(),
+        busbw_gbit_s=None,
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=None,
+        collectives=(sent,),
+    )
     return Point(
         world_size=4,
         hosts=2,

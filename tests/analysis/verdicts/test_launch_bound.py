@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support import results
 
-from scaling.analysis.results import Measured, Point, Remedy, StepParts, Verdict
+from scaling.analysis.results import Comm, Measured, Point, Remedy, StepParts, Verdict
 from scaling.analysis.verdicts.remedies import no_gain
 from scaling.analysis.verdicts.verdict import doubted, launch_bound
 from scaling.settings.plan import make_plan
@@ -19,8 +18,13 @@ def plan(cluster):
 
 
 def found(plan, starved, half=0.05, enqueue=None):
-    comm = results.comm(
-        1,
+    comm = Comm(
+        bytes_per_step=1,
+        buckets=(),
+        busbw_gbit_s=None,
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=None,
         host_lead_ms=Measured(0.012),
         starved_share=None if starved is None else Measured(starved, starved - half, starved + half, 8),
     )

@@ -45,6 +45,35 @@ def imported(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "rows", "collective"),
+    [
+        ("a100_sxm4_8gpu_allreduce_superbench.log", 8, 35, "all_reduce"),
+        ("a100_sxm4_8gpu_alltoall_superbench.log", 8, 34, "all_to_all"),
+        ("h100_8gpu_dgxc_0.log", 8, 32, "all_reduce"),
+        ("h100_p5_2node_efa_aws_0.log", 16, 7, "all_reduce"),
+        ("rtx4090_2gpu_pcie_kalavai_0.log", 2, 29, "all_reduce"),
+    ],
+)
+def test_every_log(shared, name, ranks, rows, collective):
+    path = shared(f"nccl_tests/{name}")
+    text = path.read_text()
+    (section,) = parse_log(text, path.name)
+    assert (section.world_size, section.collective) == (ranks, collective)
+    printed = len(re.findall(r"^\s*(?:\[1,0\]<stdout>:)?\s*\d+ +\d+ +float ", text, re.MULTILINE))
+    assert len(section.rows) == 2 * printed
+    assert printed in (rows, rows - 1, rows + 1)
+    factor = {"all_reduce": 2, "all_to_all": 1}[collective] * (ranks - 1) / ranks
+    for row in section.rows:
+        assert row.busbw_gb_s == pytest.approx(factor * row.bytes / row.time_us / 1e3, rel=0.005, abs=0.006)
+    if not section.elided:
+        mean = sum(row.busbw_gb_s for row in section.rows) / len(section.rows)
+        assert mean == pytest.approx(section.average_gb_s, rel=1e-3)
+    largest = max(section.of("out-of-place"), key=lambda r: r.bytes)
+    fit = section.fitted("out-of-place")
+    assert fit.busbw_gbit_s == pytest.approx(largest.busbw_gb_s * 8, rel=0.02)
+
+
 def test_devices_and_checks_of_a_log(shared):
     path = shared("nccl_tests/h100_8gpu_dgxc_0.log")
     (section,) = parse_log(path.read_text(), path.name)
@@ -63,6 +92,16 @@ def test_a_fit_gives_back_what_went_in():
     )  # T = 2 (alpha + m beta / 2) with alpha 5 us, and no rate above the best row's
     assert fit.busbw_gbit_s == pytest.approx(8 * 4194304 / 410 / 1e3)
     assert fit.alpha_us == pytest.approx(5, rel=0.2)
+
+
+def test_several_collectives_with_a_launchers_prefix_and_text_around():
+    second = NEW.replace("{w}", "0").replace("sum      -1", "none     -1")
+    text = f"$ ./all_reduce_perf -b 1K\n{NEW.replace('{w}', '0')}\nbye\n$ ./all_gather_perf\n{second}"
+    text = "\n".join(f"[1,0]<stdout>:{line}" for line in text.splitlines())
+    found = parse_log(text, "both.log")
+    assert [s.collective for s in found] == ["all_reduce", "all_gather"]
+    assert [len(s.rows) for s in found] == [6, 6]
+    assert [len(s.devices) for s in found] == [2, 2]
 
 
 def test_corrupt_data_are_said_and_make_no_topology(tmp_path, monkeypatch, capsys):

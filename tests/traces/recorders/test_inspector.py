@@ -140,6 +140,18 @@ def test_damage_is_said(tmp_path, traced, change, said):
     assert any(said in line for line in traced(tmp_path)[1]["warnings"])
 
 
+def test_a_line_that_was_cut_off_is_left_out(tmp_path, traced):
+    for rank in range(2):
+        path = dumps.write_records(
+            tmp_path / f"{rank}.jsonl", [dumps.record(rank, sn, 400, ranks=2) for sn in range(9)]
+        )
+        if rank:
+            path.write_text(path.read_text()[:-40])
+    code, found = traced(tmp_path)
+    assert (code, found["collectives"][0]["whole"]) == (0, 8)
+    assert any("1 records cannot be read" in line for line in found["warnings"])
+
+
 def test_communicators_of_one_name_are_apart(tmp_path, traced):
     """Two tensor groups have one name, as those of a device mesh do; one takes ten times as long."""
     for comm, time_us in (("0xa", 100), ("0xb", 1000)):

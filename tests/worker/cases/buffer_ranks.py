@@ -1,4 +1,4 @@
-"""`buffer_ranks.py RANK URL`: one of two Gloo ranks that train cases of a model with buffers.
+"""`buffer_ranks.py RANK STORE`: one of two Gloo ranks that train cases of a model with buffers.
 
 Rank 1 runs out of memory in the forward of some, or while it makes their batch; prints
 what each common step after that took, ns, as one JSON line.
@@ -6,11 +6,12 @@ what each common step after that took, ns, as one JSON line.
 
 from __future__ import annotations
 
+import json
+import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 
 from scaling.config.compose import requests
 from scaling.settings.cases import Case, Variant
@@ -53,10 +54,11 @@ def alone(runner: Training, case: Case, rank: int, words: dist.Store, word: str)
     return fits
 
 
-def main() -> None:
-    rank = join(2, TIMEOUT.total_seconds())
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=TIMEOUT)
     groups = make_groups({2: [(0, 1)]}, rank=rank, world=2, backend="gloo", timeout=TIMEOUT)
-    words = dist.PrefixStore("words", dist.distributed_c10d._get_default_store())
+    words = dist.FileStore(f"{store}-words", 2)
 
     def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         if rank == 1 and n >= NO_BATCH:
@@ -84,8 +86,10 @@ def main() -> None:
                 took_ns.append(now_ns() - begin)
                 runner.drop()
     runner.close()
-    answer({"fits": fits, "took_ns": took_ns})
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps({"fits": fits, "took_ns": took_ns}))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2])

@@ -158,7 +158,7 @@ def test_batches_come_in_the_memory_format_that_is_set(task, channels_last, a_sp
 
 
 @pytest.mark.slow
-def test_after_one_rank_ran_out_of_memory_a_common_step_of_a_model_with_buffers_ends():
-    found = run_ranks(Path(__file__).with_name("buffer_ranks.py"), 2)
+def test_after_one_rank_ran_out_of_memory_a_common_step_of_a_model_with_buffers_ends(tmp_path):
+    found = run_ranks(Path(__file__).with_name("buffer_ranks.py"), 2, tmp_path / "store")
     assert [rank["fits"] for rank in found] == [[True] * 8, [False, True] * 4]
     assert max(max(rank["took_ns"]) for rank in found) < 10e9  # the groups' timeout is twice that

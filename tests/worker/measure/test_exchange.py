@@ -19,10 +19,12 @@ KEYS = (-3, -1, 2)
 
 
 @pytest.fixture
-def groups(one_rank):
+def groups(tmp_path):
     """One rank's."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     everybody = dist.group.WORLD
-    return {k: Group(key=k, ranks=(0,), control=everybody, data=everybody) for k in KEYS}
+    yield {k: Group(key=k, ranks=(0,), control=everybody, data=everybody) for k in KEYS}
+    dist.destroy_process_group()
 
 
 class Recorder:

@@ -15,8 +15,8 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def two():
-    return run_ranks(SCRIPT, 2)
+def two(tmp_path_factory):
+    return run_ranks(SCRIPT, 2, tmp_path_factory.mktemp("ranks") / "store")
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])

@@ -1,14 +1,15 @@
-"""`two_ranks.py RANK URL`: one of two Gloo ranks; prints what test_probe.py asks about as one JSON line."""
+"""`two_ranks.py RANK STORE`: one of two Gloo ranks; prints what test_probe.py asks about as one JSON line."""
 
 from __future__ import annotations
 
 import functools
+import json
+import sys
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import StepRow
@@ -94,8 +95,11 @@ def buffered(rank, group, inputs):
     }
 
 
-def main() -> None:
-    rank = join(2)
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
     groups = make_groups(
         {1: [(0,)], 2: [(0, 1)]}, rank=rank, world=2, backend="gloo", timeout=timedelta(seconds=60)
     )
@@ -150,8 +154,10 @@ def main() -> None:
     exchange.reserve(4096)
     result["exchange"] = exchange.run(groups[2], [Message(0, 1024), Message(0, 4096)])
     result["collectives"] = exchange.run(groups[2], [Message(kind, 4096) for kind in range(4)])
-    answer(result)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2])

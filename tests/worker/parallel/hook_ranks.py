@@ -1,12 +1,13 @@
-"""`hook_ranks.py RANK URL HOOK...`: one of three Gloo ranks; trains twice with each, plain and probed."""
+"""`hook_ranks.py RANK STORE HOOK...`: one of three Gloo ranks; trains twice with each, plain and probed."""
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import timedelta
 
 import torch
-from support.gloo_ranks import answer, join
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.worker.accelerator.accelerator import Cpu
@@ -18,7 +19,6 @@ from scaling.worker.parallel.groups import make_groups
 from scaling.worker.parallel.tap import Tap
 
 STEPS, WORLD = 8, 3
-TIMEOUT = timedelta(seconds=60)
 
 
 def model():
@@ -63,13 +63,19 @@ def compare(hook, group, rank):
     }
 
 
-def main(hooks: list[str]) -> None:
-    rank = join(WORLD)
+def main(rank: int, store: str, hooks: list[str]) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
+    )
     parts = {WORLD: [tuple(range(WORLD))]}
-    group = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=TIMEOUT)[WORLD].data
+    group = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)[WORLD].data
     found = {hook: compare(hook, group, rank) for hook in hooks}
-    answer(found)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[3:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

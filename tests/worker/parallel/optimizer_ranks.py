@@ -1,4 +1,4 @@
-"""`optimizer_ranks.py RANK URL WORLD`: one of four Gloo ranks; trains with every optimizer, strategy and form of it.
+"""`optimizer_ranks.py RANK STORE WORLD`: one of four Gloo ranks; trains with every optimizer, strategy and form of it.
 
 Optimizers loop over their tensors on a CPU and have one call for many of them (`foreach`) on accelerators, by
 default. What a strategy gives them is then the same: so both forms, and the fused one, run here.
@@ -7,11 +7,12 @@ default. What a strategy gives them is then the same: so both forms, and the fus
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from datetime import timedelta
 
 import torch
-from support.gloo_ranks import answer, join
+import torch.distributed as dist
 from torch import nn
 
 from scaling.config.compose import requests
@@ -131,7 +132,9 @@ def groups_of(spec, rank):
 
 
 if __name__ == "__main__":
-    rank = join(WORLD, timeout_s=120)
+    rank, store = int(sys.argv[1]), dist.FileStore(sys.argv[2], WORLD)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD, store=store, timeout=timedelta(seconds=120))
+    torch.set_num_threads(1)
     found, in_fp16, halved = {}, {}, {}
     for name in STRATEGIES:
         groups = groups_of(spec_of(name, fused=False), rank)
@@ -141,4 +144,5 @@ if __name__ == "__main__":
         if "tp" in name:
             halved[name] = overflow(name, rank, groups)
         in_fp16[name] = [losses(name, adamw, form, groups, "fp16") for form in FORMS]
-    answer([found, in_fp16, halved])
+    dist.destroy_process_group()
+    print(json.dumps([found, in_fp16, halved]))

@@ -1,15 +1,15 @@
-"""`strategy_ranks.py RANK URL WORLD`: one of two or four Gloo ranks; trains with each strategy and by hand."""
+"""`strategy_ranks.py RANK STORE WORLD`: one of two or four Gloo ranks; trains with each strategy and by hand."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
@@ -237,20 +237,26 @@ def in_fp16(rank, groups):
     return found
 
 
-def main() -> None:
-    rank = join(WORLD)
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
+    )
     names = [name for name in CASES if name != "fsdp compiled"] if WORLD > 2 else list(OF_TWO)
     of_axes = CASES["hsdp" if "hsdp" in names else "fsdp"]
     (request,) = requests("run", ["topology=local", f"topology.ranks_per_host={WORLD}", *of_axes]).items
     mesh = request.spec.parallel.mesh(WORLD)
     parts = {WORLD: [tuple(range(WORLD))]} | {mesh.keys()[axis]: of for axis, of in mesh.axes().items()}
-    groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timedelta(seconds=60))
+    groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)
     truth = by_hand()
     found = {name: compare(CASES[name], rank, groups, truth) for name in names}
     if "hsdp" in names:
         found["fp16"] = in_fp16(rank, groups)
-    answer(found)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2])

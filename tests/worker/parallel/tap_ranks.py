@@ -1,10 +1,13 @@
-"""`tap_ranks.py RANK URL`: one of two Gloo ranks; what a tap sees of each kind of training, told as JSON."""
+"""`tap_ranks.py RANK STORE`: one of two Gloo ranks; what a tap sees of each kind of training, told as JSON."""
 
 from __future__ import annotations
 
+import json
+import sys
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -91,8 +94,12 @@ def by_hand(tap):
     return told(tap.take())
 
 
-def main() -> None:
-    rank = join(WORLD)
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
+    )
     tap, found = Tap(HostClock()), {}
     for make in (ddp, buffers, fsdp):
         plain, _ = trained(make, rank, None)
@@ -105,8 +112,10 @@ def main() -> None:
     dist.all_reduce(torch.ones(1))
     found["after"] = len(tap.take())
     found["left"] = "BackendSelect" in torch._C._dispatch_dump("c10d::allreduce_")
-    answer(found)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2])

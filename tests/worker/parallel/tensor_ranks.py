@@ -1,14 +1,15 @@
-"""`tensor_ranks.py RANK URL WORLD`: a Gloo rank; trains divided models and whole ones by hand, told as JSON."""
+"""`tensor_ranks.py RANK STORE WORLD`: a Gloo rank; trains divided models and whole ones by hand, told as JSON."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import sys
 from datetime import timedelta
 
 import torch
-from support.gloo_ranks import answer, join
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -213,22 +214,28 @@ def compare(name, overrides, rank, world, groups, way=""):
     return found
 
 
-def main(world: int) -> None:
-    rank = join(world)
+def main(rank: int, store: str, world: int) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout
+    )
     parts = {world: [tuple(range(world))]}
     for overrides in MESHES[world].values():
         (request,) = requests("run", [*ASKED, f"world_sizes=[{world}]", *overrides]).items
         degrees = request.spec.parallel.mesh(world)
         parts |= {degrees.keys()[axis]: of for axis, of in degrees.axes().items()}
-    groups = make_groups(parts, rank=rank, world=world, backend="gloo", timeout=timedelta(seconds=60))
+    groups = make_groups(parts, rank=rank, world=world, backend="gloo", timeout=timeout)
     found = {}
     for mesh, overrides in MESHES[world].items():
         for name in TRIED[world, mesh]:
             model = name if name in MODELS else "gpt2" if "dropout" in name else "llama"
             asked, way = [*overrides, *WAYS.get(name, ())], name if name in WAYS else ""
             found[f"{name} {mesh}"] = compare(model, asked, rank, world, groups, way)
-    answer(found)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.gloo_ranks import IMPORTS, ROOT, run_ranks
+from support.gloo_ranks import ROOT, run_ranks
 from support.processes import NO_NAMESPACES, user_namespaces
 
 pytestmark = pytest.mark.slow  # real ranks
@@ -25,9 +25,9 @@ LONGER = 1.25
 @pytest.fixture(
     scope="module", params=[(2, "2"), (4, "4"), (4, "2"), (4, "ring")], ids=lambda p: f"{p[1]} of {p[0]}"
 )
-def ranks(request):
+def ranks(request, tmp_path_factory):
     world, size = request.param
-    found = run_ranks(SCRIPT, world, world)
+    found = run_ranks(SCRIPT, world, tmp_path_factory.mktemp("ranks") / "store", world)
     return [one[size] for one in found]
 
 
@@ -65,8 +65,8 @@ def test_a_link_carries_both_directions_at_once_and_one_collective_after_the_oth
             "name": f"host{rank}",
             "address": f"10.77.0.{rank + 1}",
             "rate_bit_s": RATE_BIT_S,
-            "command": [*command, str(rank), f"file://{tmp_path / 'store'}", str(world), str(SIZE)],
-            "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS},
+            "command": [*command, str(rank), str(tmp_path / "store"), str(world), str(SIZE)],
+            "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             "log": str(tmp_path / f"{rank}.txt"),
         }
         for rank in range(world)

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow  # one training of two ranks a hook
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained(tmp_path_factory):
     """By hook, what each of the ranks found."""
-    found = run_ranks(SCRIPT, 3, *HOOKS)
+    found = run_ranks(SCRIPT, 3, tmp_path_factory.mktemp("ranks") / "store", *HOOKS)
     return {hook: [rank[hook] for rank in found] for hook in HOOKS}
 
 

@@ -15,8 +15,8 @@ SCRIPT = Path(__file__).with_name("optimizer_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(SCRIPT, 4, 4)
+def ranks(tmp_path_factory):
+    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("optimizers") / "store", 4)
 
 
 @pytest.mark.parametrize("form", ["foreach", "fused"])

@@ -20,13 +20,13 @@ PADDING = 4 * 25
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(SCRIPT, 4, 4)
+def ranks(tmp_path_factory):
+    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("ranks") / "store", 4)
 
 
 @pytest.fixture(scope="module")
-def two():
-    return run_ranks(SCRIPT, 2, 2)
+def two(tmp_path_factory):
+    return run_ranks(SCRIPT, 2, tmp_path_factory.mktemp("two") / "store", 2)
 
 
 def calls(found):
@@ -151,6 +151,12 @@ def test_stamps_are_in_order_every_collective_is_waited_for_and_nothing_is_left_
             assert rank[name]["waited"]
             assert 0 < sum(rank[name]["waits"]) < 1
             assert rank[name]["left"] == []
+
+
+def test_a_rank_holds_its_shards(ranks):
+    whole = ROOT + 3 * BLOCK
+    assert sum(rank["fsdp"]["held"]["parameters"] for rank in ranks) == whole
+    assert sum(rank["hsdp"]["held"]["parameters"] for rank in ranks) == 2 * whole
 
 
 def test_units_by_class_and_the_rest_in_the_root(ranks):

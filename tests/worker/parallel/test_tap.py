@@ -16,9 +16,9 @@ LAYER, LAYERS = 64 * 64 * 4, 3
 
 
 @pytest.fixture(scope="module")
-def ranks():
+def ranks(tmp_path_factory):
     script = Path(__file__).with_name("tap_ranks.py")
-    return run_ranks(script, 2)
+    return run_ranks(script, 2, tmp_path_factory.mktemp("ranks") / "store")
 
 
 def seen(found, name):

@@ -41,13 +41,13 @@ LAYERS, ROWS = 2, 4 * 2 * 16 * 64
 
 
 @pytest.fixture(scope="module")
-def two():
-    return run_ranks(SCRIPT, 2, 2, timeout_s=TIMEOUT_S)
+def two(tmp_path_factory):
+    return run_ranks(SCRIPT, 2, tmp_path_factory.mktemp("two") / "store", 2, timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return run_ranks(SCRIPT, 4, 4, timeout_s=TIMEOUT_S)
+def ranks(tmp_path_factory):
+    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("four") / "store", 4, timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture

@@ -1,16 +1,16 @@
-"""`any_ranks.py RANK URL FOLDER`: loops of several kinds on two Gloo ranks; the second sleeps in one phase."""
+"""`any_ranks.py RANK STORE FOLDER`: loops of several kinds on two Gloo ranks; the second sleeps in one phase."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -105,8 +105,8 @@ def train(kind, nap, probed):
     return losses
 
 
-def main() -> None:
-    rank, folder = join(2), Path(sys.argv[3])
+def main(rank: int, store: str, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     told = {}
     for kind, phase in PHASE.items():
 
@@ -125,8 +125,10 @@ def main() -> None:
         probes[0].close()
         without = train(kind, lambda _where: None, lambda _model: contextlib.nullcontext)
         told[kind] = with_probe == without
-    answer(told)
+    print(json.dumps({"phases": PHASE, **told}))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

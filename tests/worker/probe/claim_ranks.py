@@ -1,14 +1,14 @@
-"""`claim_ranks.py RANK URL FOLDER`: loops on two Gloo ranks that reduce their gradients by hand; rank 1 may sleep."""
+"""`claim_ranks.py RANK STORE FOLDER`: loops on two Gloo ranks that reduce their gradients by hand; rank 1 may sleep."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 
 from scaling import Probe
 
@@ -46,11 +46,12 @@ def train(kind, late, folder):
     return losses
 
 
-def main():
-    join(2)
-    folder = Path(sys.argv[3])
-    answer({kind: train(kind, late, folder) for kind, late in LOOPS.items()})
+def main(rank, store, folder):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    print(json.dumps({kind: train(kind, late, folder) for kind, late in LOOPS.items()}))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -18,7 +18,7 @@ def kept(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks(request, kept):
     """What each rank of the script answered."""
-    return run_ranks(request.module.SCRIPT, request.module.RANKS, kept)
+    return run_ranks(request.module.SCRIPT, request.module.RANKS, kept / "store", kept)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,15 @@
-"""`drift_ranks.py RANK URL FOLDER`: loops on two Gloo ranks; from step SINCE on, the second one takes NAP_S more."""
+"""`drift_ranks.py RANK STORE FOLDER`: loops on two Gloo ranks; from step SINCE on, the second one takes NAP_S more."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
-from support.gloo_ranks import answer, join
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -31,12 +33,17 @@ def train(kind: str, rank: int, folder: Path) -> None:
                     time.sleep(NAP_S * (kind == "slows" and rank == 1 and step >= SINCE))
 
 
-def main() -> None:
-    rank, folder = join(2), Path(sys.argv[3])
+def main(rank: int, store: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
     for kind in LOOPS:
         train(kind, rank, folder / kind)
-    answer(None)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(None))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""`faulty.py RANK URL FOLDER`: trainings with a Probe in which one call that it makes fails, told as JSON.
+"""`faulty.py RANK STORE FOLDER`: trainings with a Probe in which one call that it makes fails, told as JSON.
 
 Every place in `scaling` that calls something while a training runs is found first, in a training without faults. Then a
 forked process trains anew for each place, where the first call (and one in the middle, where there are several) raises.

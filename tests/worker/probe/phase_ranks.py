@@ -1,4 +1,4 @@
-"""`phase_ranks.py RANK URL FOLDER`: loops on two Gloo ranks whose steps have named phases; the second rank's rollout
+"""`phase_ranks.py RANK STORE FOLDER`: loops on two Gloo ranks whose steps have named phases; the second rank's rollout
 takes NAP_S longer. Each rank tells what its probe said, as JSON.
 """
 
@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 
 STEPS, NAP_S, SHORT_S = 105, 0.03, 0.005
-LOOPS = ("met", "misused")
-"""Ranks meet in the rollout itself, for which one is late; names that cannot be."""
+LOOPS = ("apart", "met", "even", "misused")
+"""Ranks meet in backward, or in the rollout itself; none is late; names that cannot be."""
 
 
 def misuse(probe: Probe) -> None:
@@ -43,7 +44,7 @@ def train(kind: str, rank: int, folder: Path) -> list[str]:
             with probe.step():
                 with probe.phase("rollout"), torch.no_grad():
                     inputs = model(torch.ones(8, 64))
-                    time.sleep(SHORT_S + NAP_S * (rank == 1 and kind == "met"))
+                    time.sleep(SHORT_S + NAP_S * (rank == 1 and kind in ("apart", "met")))
                     if kind == "met":
                         dist.barrier()
                 with reward:
@@ -57,11 +58,16 @@ def train(kind: str, rank: int, folder: Path) -> list[str]:
     return said.getvalue().splitlines()[:-1]
 
 
-def main() -> None:
-    rank, folder = join(2), Path(sys.argv[3])
+def main(rank: int, store: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
     said = {kind: train(kind, rank, folder / kind) for kind in LOOPS}
-    answer(said)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

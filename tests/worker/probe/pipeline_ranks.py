@@ -1,16 +1,17 @@
-"""`pipeline_ranks.py RANK URL FOLDER`: pipelines on two Gloo ranks, some with a probe, told as JSON."""
+"""`pipeline_ranks.py RANK STORE FOLDER`: pipelines on two Gloo ranks, some with a probe, told as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
@@ -115,24 +116,30 @@ def said(make):
 
 
 def main():
-    join(RANKS)
-    folder = Path(sys.argv[3])
-    found = {"alone 2": alone(2), "alone 4": alone(4)}
+    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+    )
+    answer = {"alone 2": alone(2), "alone 4": alone(4)}
     for name, kind, stages in (
         ("gpipe", "ScheduleGPipe", 2),
         ("1f1b", "Schedule1F1B", 2),
         ("interleaved", "ScheduleInterleaved1F1B", 4),
     ):
-        found[name] = train(kind, stages)
-        found[f"{name} probed"] = train(
+        answer[name] = train(kind, stages)
+        answer[f"{name} probed"] = train(
             kind, stages, lambda one, name=name: Probe(one, run_dir=folder / name)
         )
     late = train(
         "Schedule1F1B", RANKS, lambda one: Probe(one, run_dir=folder / "late"), steps=75, nap_s=NAP_S
     )
-    found["slept_ms"] = late["slept_ms"]
-    found["a stage"] = said(lambda: Probe(scheduled("ScheduleGPipe", RANKS)[0]._stage, run_dir=folder / "no"))
-    answer(found)
+    answer["slept_ms"] = late["slept_ms"]
+    answer["a stage"] = said(
+        lambda: Probe(scheduled("ScheduleGPipe", RANKS)[0]._stage, run_dir=folder / "no")
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

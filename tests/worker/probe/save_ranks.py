@@ -1,4 +1,4 @@
-"""`save_ranks.py RANK URL FOLDER`: trainings on two Gloo ranks that save asynchronously to a slow disk, told as JSON.
+"""`save_ranks.py RANK STORE FOLDER`: trainings on two Gloo ranks that save asynchronously to a slow disk, told as JSON.
 
 The disk of one training only takes long; that of the other keeps the interpreter busy meanwhile, as compression does.
 The loops note themselves how long each save blocked, and each step beside a save and apart from one.
@@ -6,16 +6,17 @@ The loops note themselves how long each save blocked, and each step beside a sav
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from support.gloo_ranks import answer, join
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -64,13 +65,17 @@ def train(folder: Path, kept: str, *, busy: bool) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    rank, folder = join(2, timeout_s=120), Path(sys.argv[3])
+    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
     told = {}
     for name, busy in (("slow", False), ("busy", True)):
         kept = [tempfile.mkdtemp()] if rank == 0 else [None]
         dist.broadcast_object_list(kept)
         told[name] = train(folder / name, kept[0], busy=busy)
-    answer(told)
+    dist.destroy_process_group()
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""`sharded_ranks.py RANK URL FOLDER`: sharded trainings on four Gloo ranks, some with a probe, told as JSON."""
+"""`sharded_ranks.py RANK STORE FOLDER`: sharded trainings on four Gloo ranks, some with a probe, told as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -98,8 +99,16 @@ def said(work):
 
 
 def main() -> None:
-    folder = Path(sys.argv[3])
-    os.environ["RANK"] = str(join(RANKS))
+    rank, store, folder = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    os.environ["RANK"] = str(rank)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(store), RANKS),
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=60),
+    )
+    torch.set_num_threads(1)
     flat = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",))
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
@@ -139,7 +148,8 @@ def main() -> None:
                     optimizer.step()
 
     found["said"] = {"baseline": said(baseline), "divided": said(divided)}
-    answer(found)
+    dist.barrier()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from worker.probe.any_ranks import NAP_S, PHASE
 
 from scaling.analysis.run import derive
 from scaling.records.paths import RunFolder
@@ -17,6 +16,18 @@ from scaling.worker.probe.batches import samples_of
 
 SCRIPT = Path(__file__).with_name("any_ranks.py")
 RANKS = 2
+NAP_S = 0.03
+PHASE = {
+    "reduced_before": "forward",
+    "closure": "optimizer",
+    "fetched_between": "input",
+    "by_hand": "optimizer",
+    "sharded": "forward",
+    "replicated": "forward",
+    "two_models": "optimizer",
+    "broadcast_first": "optimizer",
+}
+"""Where rank 1 sleeps in each loop, as the script has it."""
 PHASES = ("input", "forward", "backward", "optimizer")
 
 
@@ -28,8 +39,8 @@ def test_losses_are_bitwise_what_they_are_without(ranks, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "phase"), PHASE.items())
-@pytest.mark.usefixtures("ranks")
-def test_the_late_rank_and_its_phase(kept, kind, phase):
+def test_the_late_rank_and_its_phase(ranks, kept, kind, phase):
+    assert ranks[0]["phases"] == PHASE
     _, tables, *_ = derive(RunFolder(kept / kind))
     steps = in_memory(tables.steps.filter(pl.col("arm") == "probe"))
     behind = pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns")

@@ -76,9 +76,10 @@ class Alone(Clocks):
 
 
 @pytest.fixture
-def recorded(one_rank, tmp_path, monkeypatch):
+def recorded(tmp_path, monkeypatch):
     """recorded(steps, each): clock lines of a loop; `each(ddp, index)` is called between its steps."""
     monkeypatch.setattr(recording_module, "Clocks", Alone)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 
@@ -93,7 +94,8 @@ def recorded(one_rank, tmp_path, monkeypatch):
         lines = map(json.loads, (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines())
         return [line for line in lines if line["t"] == "clock"]
 
-    return run
+    yield run
+    dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.analysis.run import derive
@@ -20,9 +21,11 @@ OPTIMIZERS = importlib.import_module("torch.optim.optimizer")
 
 
 @pytest.fixture
-def folder(one_rank, tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALING_RUN_DIR", str(tmp_path / "run"))
-    return RunFolder(tmp_path / "run")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield RunFolder(tmp_path / "run")
+    dist.destroy_process_group()
 
 
 def script(order=(0, 1)):

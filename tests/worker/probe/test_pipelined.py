@@ -61,7 +61,8 @@ def test_what_is_not_followed_is_said_in_a_line(ranks):
 
 
 def test_reports_name_the_schedule(ranks, kept):
-    done = run_scaling("analyze", "1f1b", "-v", cwd=kept, status=0)
+    done = run_scaling("analyze", "1f1b", "-v", cwd=kept)
+    assert done.returncode == 0, done.stderr
     assert "8 over all ranks, in 4 microbatches" in done.stdout
     assert "pp, pipeline 2 at 2 ranks, Schedule1F1B, 1 stage a rank" in " ".join(done.stdout.split())
     assert "Schedule1F1B" in (kept / "1f1b" / "report.html").read_text()

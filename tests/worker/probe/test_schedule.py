@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
-from scaling.records.format import SLOTS_WHOLE, generation
+from scaling.records.format import SLOTS_WHOLE, StepRow, generation
 from scaling.settings.schedule import PLAIN, PROBE
 from scaling.worker.parallel.strategy import BUFFERS, Wait
+from scaling.worker.probe.live import summary
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of, slot_of
 from scaling.worker.probe.marks import (
     BACKWARD,
@@ -35,6 +36,24 @@ def test_a_round_has_every_arm_and_follows_the_one_before():
     assert covered == list(range(WARMUP, WARMUP + 2 * ROUND_STEPS))
     assert len({block.id for block in blocks}) == len(blocks)
     assert [slot_of(step) for step in (0, WARMUP - 1, WARMUP, WARMUP + ROUND_STEPS)] == [-1, -1, 0, 1]
+
+
+def test_sixty_steps_hold_five_rounds():
+    assert (60 - WARMUP) // ROUND_STEPS == 5
+
+
+def test_a_week_of_steps_leaves_records_that_do_not_grow():
+    last = 7 * 24 * 3600 * 10 // ROUND_STEPS  # ten steps a second
+    taken = [slot for slot in range(last) if round_of(slot)] if last < 10**5 else None
+    step, count, slot = 1, 0, 0
+    while slot < last:  # as round_of takes them, without asking for each
+        step = 2 ** generation(slot)
+        count, slot = count + 1, slot + step - slot % step
+    assert taken is None or len(taken) == count
+    assert count < SLOTS_WHOLE * 8
+    even = 2 ** generation(last)
+    assert SLOTS_WHOLE / 2 <= last / even <= SLOTS_WHOLE
+    assert all(round_of(k * even) for k in range(5))
 
 
 def fields(*marks):
@@ -148,6 +167,23 @@ def test_a_named_phase_that_is_entered_again_is_summed_and_one_that_is_not_left_
 
 def test_a_step_without_a_backward_is_none():
     assert fields((FORWARD, 110)) is None
+
+
+def test_the_live_line():
+    step = StepRow(
+        begin_ns=0,
+        end_ns=100_000_000,
+        input_ns=5_000_000,
+        forward_ns=20_000_000,
+        backward_ns=60_000_000,
+        optimizer_ns=10_000_000,
+        compute_end_ns=1,
+        sync_end_ns=25_000_001,
+    )
+    assert summary(7, [step, step]) == (
+        "scaling: step 7: 100.0 ms on rank 0; input 5%, forward 20%, backward 35%, optimizer 10%, "
+        "communication 25%, host 5%"
+    )
 
 
 @pytest.mark.parametrize("slot", [-3, 0, SLOTS_WHOLE - 1])

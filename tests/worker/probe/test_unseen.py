@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import run_ranks
+from support.gloo_ranks import free_address, run_ranks
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -36,8 +36,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from scaling import Probe
 from scaling.worker.probe.agreement import patience
 from scaling.worker.probe.hooked import Hooked
-
-pytestmark = pytest.mark.usefixtures("one_rank")
 
 STEPS = 20
 
@@ -54,6 +52,13 @@ class Careless(torch.nn.Module):
 
     def __getstate__(self):
         return self.__dict__.copy()
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def net():
@@ -238,7 +243,7 @@ def test_a_sharded_module_has_the_same_state_and_losses(tmp_path):
 @pytest.mark.slow  # two ranks
 def test_whole_states_of_a_sharded_model_and_its_optimizer_are_the_same(tmp_path):
     script = Path(__file__).with_name("sharded_states.py")
-    assert run_ranks(script, 2, tmp_path / "run") == [True, True]
+    assert run_ranks(script, 2, free_address(), tmp_path / "run") == [True, True]
     assert (tmp_path / "run/launches/0/rank-1.jsonl").exists()
 
 
@@ -607,7 +612,9 @@ def test_an_odd_model_trains_on(kind, found, tmp_path):
 
 @pytest.mark.slow  # some hundred trainings
 def test_whatever_call_of_the_probe_fails_the_training_is_the_same(tmp_path):
-    (told,) = run_ranks(Path(__file__).with_name("faulty.py"), 1, tmp_path / "runs", SHARE)
+    (told,) = run_ranks(
+        Path(__file__).with_name("faulty.py"), 1, tmp_path / "store", tmp_path / "runs", SHARE
+    )
     for kind in ("ddp", "fsdp", "found"):
         assert told[kind]["equal"]
         assert told[kind]["recorded"]

@@ -11,7 +11,7 @@ WAIT_S = 120
 
 @pytest.mark.slow
 def test_a_working_directory_that_is_gone_is_told_to_the_others(tmp_path):
-    ranks = run_ranks(Path(__file__).with_name("vanished.py"), 2, tmp_path / "gone")
+    ranks = run_ranks(Path(__file__).with_name("vanished.py"), 2, tmp_path / "store", tmp_path / "gone")
     for took_s, folder in ranks:
         assert folder is None
         assert took_s < WAIT_S
@@ -20,6 +20,8 @@ def test_a_working_directory_that_is_gone_is_told_to_the_others(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", [0, 1])
 def test_one_rank_with_a_probe_waits_less_than_the_collectives_of_the_other(alone, tmp_path):
-    ranks = run_ranks(Path(__file__).with_name("vanished.py"), 2, tmp_path / "gone", alone)
+    ranks = run_ranks(
+        Path(__file__).with_name("vanished.py"), 2, tmp_path / "store", tmp_path / "gone", alone
+    )
     assert [folder for _, folder in ranks] == [None, None]
     assert all(took_s < 8 for took_s, _ in ranks)

@@ -92,6 +92,15 @@ def test_memory_does_not_grow_with_the_steps(tmp_path):
     assert peak - uncollected < 2**20  # a round's steps, until they are written
 
 
+def test_what_a_round_held_is_let_go_when_it_is_written(tmp_path):
+    track, steps = tracked(tmp_path / "rank-0.jsonl")
+    steps(WARMUP + ROUND_STEPS - 1)
+    assert len(track._whole) > 0
+    steps(1)
+    assert track._whole == []
+    assert len(track._planned) <= 4
+
+
 def test_a_week_s_records_fit_into_a_few_megabytes(tmp_path):
     path = tmp_path / "rank-0.jsonl"
     _, steps = tracked(path)

@@ -168,8 +168,10 @@ def test_what_was_told_at_a_pause_is_written_with_its_round(loop):
 
 
 @pytest.fixture
-def ddp(one_rank):
-    return DistributedDataParallel(torch.nn.Linear(4, 4))
+def ddp(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield DistributedDataParallel(torch.nn.Linear(4, 4))
+    dist.destroy_process_group()
 
 
 class OnEvents(Cpu):

@@ -1,20 +1,21 @@
-"""`two_ranks.py RANK URL FOLDER`: trainings on two Gloo ranks, with and without a probe, told as JSON."""
+"""`two_ranks.py RANK STORE FOLDER`: trainings on two Gloo ranks, with and without a probe, told as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import io
+import json
 import os
 import sys
 import time
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -225,8 +226,11 @@ def clocks(rank):
     return notes
 
 
-def main() -> None:
-    rank, folder = join(2), Path(sys.argv[3])
+def main(rank: int, store: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
     result = {
         "absent": train(wrapped(), rank),
         "on": train(wrapped(), rank, lambda d: Probe(d, run_dir=folder / "on")),
@@ -241,8 +245,10 @@ def main() -> None:
     result["misuse"] = misuse(folder)
     result["clocks"] = clocks(rank)
     result["kinds"] = kinds(folder)
-    answer(result)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""`uneven_ranks.py RANK URL FOLDER`: a training on two Gloo ranks whose steps take 20 us a token, told as JSON.
+"""`uneven_ranks.py RANK STORE FOLDER`: a training on two Gloo ranks whose steps take 20 us a token, told as JSON.
 
 A busy machine stretches sleeps and keeps a rank waiting for a core, so the loop itself notes how long each step really
 took outside of backward, where ranks wait for each other.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.gloo_ranks import answer, join
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -68,17 +70,19 @@ def train(rank: int, folder: Path, steps: int, *, tell: bool, square_s: float) -
     return {"tokens": told, "took_s": took_s, "said": said.getvalue().splitlines()[:-1]}
 
 
-def main() -> None:
-    rank, folder = join(2), Path(sys.argv[3])
-    answer(
-        {
-            name: train(
-                rank, folder / name, STEPS[name], tell=name != "untold", square_s=SQUARE_S.get(name, 0.0)
-            )
-            for name in STEPS
-        }
+def main(rank: int, store: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
+    result = {
+        name: train(rank, folder / name, STEPS[name], tell=name != "untold", square_s=SQUARE_S.get(name, 0.0))
+        for name in STEPS
+    }
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,6 +1,6 @@
 """Rank 0's working directory is removed before its Probe opens; or only one rank opens a Probe, in a group of 8 s.
 
-`vanished.py RANK URL FOLDER [THE RANK WITH A PROBE]`, on two ranks.
+`vanished.py RANK STORE FOLDER [THE RANK WITH A PROBE]`, on two ranks.
 """
 
 import contextlib
@@ -8,16 +8,18 @@ import json
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
-from support.gloo_ranks import join
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 
-folder, *alone = sys.argv[3:]
-rank = join(2, timeout_s=8 if alone else 1800)
+rank, store, folder, *alone = int(sys.argv[1]), *sys.argv[2:]
+limit = {"timeout": timedelta(seconds=8)} if alone else {}
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, **limit)
 model = DistributedDataParallel(torch.nn.Linear(8, 8))
 if rank == 0:
     Path(folder).mkdir()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 
 import torch.distributed as dist
-from support.gloo_ranks import answer, join
 
 from scaling.worker.session import control
 from scaling.worker.session.control import Control
@@ -15,11 +16,14 @@ AHEAD_NS = 1_000_000_000
 
 
 def main() -> None:
-    rank, store = join(len(HOSTS)), dist.distributed_c10d._get_default_store()
+    rank, store = int(sys.argv[1]), dist.FileStore(sys.argv[2], len(HOSTS))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(HOSTS))
     true_ns = control.now_ns
     control.now_ns = lambda: true_ns() + HOSTS[rank] * AHEAD_NS
     record = control.compare_hosts("begin", rank, HOSTS, Control(dist.PrefixStore("control", store), rank))
-    answer(dataclasses.asdict(record))
+    print(json.dumps(dataclasses.asdict(record)))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 main()

@@ -11,8 +11,8 @@ SCRIPT = Path(__file__).with_name("offset_ranks.py")
 MS = 1_000_000
 
 
-def test_ranks_of_a_host_share_what_its_first_one_found():
-    zero, one, two, three = run_ranks(SCRIPT, 4)
+def test_ranks_of_a_host_share_what_its_first_one_found(tmp_path):
+    zero, one, two, three = run_ranks(SCRIPT, 4, tmp_path / "store")
     assert (zero["offset_ns"], zero["bound_ns"]) == (0, 0)
     assert one == zero
     assert three == two
