@@ -272,6 +272,8 @@ class BlockRecord:
     """Own loops: those of them that nobody was seen to wait for."""
     polled: int = 0
     """Own loops: collectives of which the loop asked whether they are done, and they were not."""
+    unseen_forwards: int = 0
+    """Own loops: backwards of models whose forward was not seen, so that it counts as input or host."""
     phases: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Own loops: by the loop's names of phases, (ns, of which waits), summed over the steps."""
     parameters: list[tuple[int, int]] = field(default_factory=list)

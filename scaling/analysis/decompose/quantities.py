@@ -142,6 +142,8 @@ class CallTraffic(NamedTuple):
     """On the rank that has most of them."""
     polled: bool = False
     """Whether a loop asked if some collective is done instead of waiting."""
+    unseen_forwards: bool = False
+    """Whether another model trains in the step, whose forward counts as input or host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,11 +19,19 @@ from scaling.units import format_bytes
 _STEP = ["launch", "block", "step", "rank"]
 _OF_PHASES = ("input", "host", "overlap")
 """Causes that are differences of phases, which hold the waits in collectives beside the model's own."""
+_OUTSIDE = ("input", "host")
+"""Causes that are phases outside of what the followed models compute."""
+UNSEEN = (
+    "a step has a backward whose forward was not seen (another model's), and which counts as input or host, so neither "
+    "is named as a cause: `Probe()` without a model, and `scaling launch --no-probe`, see the forwards of all"
+)
 
 
 def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
     """What is known of the buffers' broadcasts, of the bitmap of used parameters, and of other collectives."""
     lines = [text for text in (_beside(others(tables), plan),) if text]
+    if in_memory(tables.blocks.select(pl.col("unseen_forwards").sum())).item():
+        lines.append(UNSEEN)
     if _unseen(tables, plan, buffers_bytes):
         lines.append(
             f"the module has {format_bytes(buffers_bytes)} of buffers, which DDP broadcasts before forward; the waits "
@@ -93,7 +102,12 @@ def bounded(
     """The verdicts without causes that rest on phases in which ranks may have waited in other collectives.
 
     `trials`: those of the verdicts. Where an own loop's calls were followed to their waits, no phase holds any.
+    Nor is `input` or `host` named where the forward of another model counts as it.
     """
+    mixed = {r.trial.world_size for r in trials if r.beside.unseen_forwards}
+    if not {(v.cause, v.world_size) for v in verdicts}.isdisjoint(itertools.product(_OUTSIDE, mixed)):
+        known = tuple(v for v in verdicts if v.cause not in _OUTSIDE or v.world_size not in mixed)
+        return bounded(known or (undecided(verdicts[0].world_size, UNSEEN),), tables, trials)
     followed = {r.trial.world_size for r in trials if r.beside.bytes >= 0 and not hides_waits(r)}
     lost = [v for v in verdicts if v.cause in _OF_PHASES and v.world_size not in followed]
     seen = others(tables)

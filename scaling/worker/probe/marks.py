@@ -71,6 +71,15 @@ def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple
     return [*spent, (since, end, "host")]
 
 
+def unseen_forwards(marks: Sequence[tuple[int, int]]) -> int:
+    """How many backwards began before a forward was seen, since the step's begin or an optimizer's step."""
+    unseen, seen = 0, False
+    for kind, _ in marks:
+        unseen += kind == BACKWARD and not seen
+        seen = kind != OPTIMIZER_END and (seen or kind in (FORWARD, NEXT_MODEL, BACKWARD))
+    return unseen
+
+
 def _named_apart(marks: Sequence[Window], end: int) -> tuple[Marks, list[tuple[int, int, int]]]:
     """A step's marks for `pieces`, and its named phases as (begin, end, place in Phases.names), in order.
 

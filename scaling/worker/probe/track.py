@@ -18,7 +18,7 @@ from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.strategy import Detail, Take, Taken, Wait, done_in_time, resolved
 from scaling.worker.parallel.waits import Waits
 from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
-from scaling.worker.probe.marks import Marks, behind, named_times, step_row
+from scaling.worker.probe.marks import Marks, behind, named_times, step_row, unseen_forwards
 from scaling.worker.probe.phases import Phases
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 13, 24
@@ -221,6 +221,7 @@ class Track:
         steps: list[AnyStepRow] = []
         collectives: list[list[CollectiveRow]] = []
         named: dict[str, tuple[int, int]] = {}
+        unseen = 0
         for row in block.rows:
             begin, end, *times = resolve([row.begin, row.end, *(token for _, token in row.marks)])
             if not planned.stamped:
@@ -232,6 +233,7 @@ class Track:
             if step is None:
                 self.blind += 1
                 return None
+            unseen += unseen_forwards(marks)
             steps.append(step._replace(tokens=row.tokens, squared=row.squared))
             waited = [*((wait.begin, wait.end) for wait in waits), *behind(marks)]
             for place, spent in named_times(marks, end, waited).items():
@@ -256,6 +258,7 @@ class Track:
             lead_in=0,
             steps=len(steps),
             phases=named,
+            unseen_forwards=unseen,
             **block.usage.fields(),
             **(block.waits.claims.traffic()._asdict() if planned.stamped else {}),
         )

@@ -117,3 +117,14 @@ def test_a_cause_that_would_rest_on_them_is_undecided_unless_their_waits_are_lef
     assert [v.cause for v in told] == [first, "link_bandwidth"]
     if first == "undecided":
         assert told[0].evidence[0].startswith("input: cannot be told from waiting")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [(("input", "link_bandwidth"), "link_bandwidth"), (("host",), "undecided")]
+)
+def test_no_phase_that_holds_the_forward_of_another_model_is_a_cause(run, given, told):
+    verdicts = tuple(
+        Verdict(cause=cause, world_size=2, share=None, confidence="high", evidence=()) for cause in given
+    )
+    trial = replace(run.records.trial(2), beside=CallTraffic(bytes=4096, unseen_forwards=True))
+    assert [v.cause for v in untracked_traffic.bounded(verdicts, run.records.tables, [trial])] == [told]

@@ -26,6 +26,7 @@ PHASE = {
     "sharded": "forward",
     "replicated": "forward",
     "two_models": "optimizer",
+    "one_of_two": "optimizer",
     "broadcast_first": "optimizer",
 }
 """Where rank 1 sleeps in each loop."""
@@ -59,7 +60,7 @@ def train(kind, nap, probed):
     model = wrap.get(kind, DistributedDataParallel)(
         net, **({"device_id": torch.device("cpu")} if kind == "sharded" else {})
     )
-    other = DistributedDataParallel(torch.nn.Linear(64, 64)) if kind == "two_models" else None
+    other = DistributedDataParallel(torch.nn.Linear(64, 64)) if kind in ("two_models", "one_of_two") else None
     optimizer = Optimizer(model.parameters(), lr=0.01)
     optimizer.nap = nap
     beside = torch.optim.SGD(other.parameters(), lr=0.01) if other else None

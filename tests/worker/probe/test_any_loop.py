@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 import torch
 
+from scaling.analysis.quality.untracked_traffic import UNSEEN
 from scaling.analysis.run import derive
 from scaling.records.paths import RunFolder
 from scaling.records.tables import in_memory
@@ -25,6 +26,7 @@ PHASE = {
     "sharded": "forward",
     "replicated": "forward",
     "two_models": "optimizer",
+    "one_of_two": "optimizer",
     "broadcast_first": "optimizer",
 }
 """Where rank 1 sleeps in each loop, as the script has it."""
@@ -67,6 +69,16 @@ def test_a_wait_in_a_collective_of_the_loop_s_own_counts_as_skew(ranks, kept, ki
     assert point.parts_ms.exposed_skew.value == pytest.approx(1e3 * NAP_S / RANKS, abs=6)
     assert point.parts_ms.exposed_transfer.value < point.parts_ms.exposed_skew.value / 2
     assert "optimizer" not in [verdict.cause for verdict in analysis.verdicts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PHASE)
+def test_a_forward_is_unseen_where_one_of_two_models_is_followed(ranks, kept, kind):
+    rebuilt, tables, *_ = derive(RunFolder(kept / kind))
+    assert ranks[0][kind]
+    of_another = kind == "one_of_two"
+    assert (in_memory(tables.blocks)["unseen_forwards"].sum() > 0) == of_another
+    assert (UNSEEN in rebuilt.analysis.quality.warnings) == of_another
 
 
 def test_samples_are_a_lists_items_where_these_are_samples():

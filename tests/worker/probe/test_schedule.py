@@ -22,6 +22,7 @@ from scaling.worker.probe.marks import (
     SYNC_END,
     named_times,
     step_row,
+    unseen_forwards,
 )
 
 
@@ -163,6 +164,14 @@ def test_a_named_phase_that_trains_is_in_the_four_as_well(end):
 def test_a_named_phase_that_is_entered_again_is_summed_and_one_that_is_not_left_ends_with_the_step():
     twice = ((ROLLOUT, 105), (ROLLOUT + 1, 110), (ROLLOUT, 120), (ROLLOUT + 1, 150))
     assert named_times((*twice, *TRAINED, (UPDATE, 192)), 200, ()) == {0: (35, 0), 1: (8, 0)}
+
+
+def test_a_backward_whose_forward_was_not_seen_is_told_from_one_of_the_same_forward():
+    another = ((BACKWARD, 102), (SYNC_END, 104), (OPTIMIZER, 105), (OPTIMIZER_END, 106))
+    assert unseen_forwards((*another, *TRAINED)) == 1
+    assert unseen_forwards((*TRAINED, *another)) == 0
+    assert unseen_forwards((*TRAINED, (OPTIMIZER, 192), (OPTIMIZER_END, 193), *another)) == 1
+    assert unseen_forwards(((FORWARD, 101), *another[:2], *another)) == 0
 
 
 def test_a_step_without_a_backward_is_none():
