@@ -56,7 +56,9 @@ class Trained(NamedTuple):
 
 def prepared(case: Case, rank: int) -> tuple[SimDevice, ranking.Stalls]:
     """The device as the case has it, and what makes a rank late."""
-    configure(launch_us=case.launch_us, kernel_us=2, math=False)
+    # Each stream has a queue of its own: DDP's hook takes streams of torch's pool, and one of them may share that of
+    # the kernels, which then wait for a bucket in some steps.
+    configure(launch_us=case.launch_us, kernel_us=2, math=False, connections=0)
     set_link(list(case.link))
     set_cost(case.product_us, "aten::mm", "aten::addmm")
     device = SimDevice(rank, origin_ns=ranking.ORIGIN_NS)
