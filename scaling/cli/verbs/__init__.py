@@ -32,230 +32,145 @@ class Verb(NamedTuple):
     """The verb in whose file it is, as a function of its own name."""
 
 
-_VERBOSE = Option("--verbose", "print the whole report, not its five first lines (also -v)")
-_JSON = Option("--json", "print one JSON document and nothing else")
+_VERBOSE = "--verbose: print the whole report, not its five first lines (also -v)"
+_JSON = "--json: print one JSON document and nothing else"
+
+
+def _verb(*rows: str, composed: bool = False, home: str = "") -> Verb:
+    """A verb from rows `call: what it does` and `--option VALUE: what it does`."""
+    calls, options = [], []
+    for row in rows:
+        call, _, what = row.partition(": ")
+        if call.startswith("--"):
+            name, _, value = call.partition(" ")
+            options.append(Option(name, what, value))
+        else:
+            calls.append((call, what))
+    return Verb(tuple(calls), tuple(options), composed, home)
+
+
 VERBS: dict[str, Verb] = {
-    "run": Verb(
-        calls=(
-            ("run [overrides]", "plan, measure, analyse, report, here"),
-            ("run -m topology=a,b", "one run for each, then their comparison"),
-            ("run --resume RUN", "go on with the trials that are left"),
-        ),
-        options=(
-            Option("--resume", "go on with the trials that are left of RUN; takes no overrides", value="RUN"),
-            _VERBOSE,
-        ),
+    "run": _verb(
+        "run [overrides]: plan, measure, analyse, report, here",
+        "run -m topology=a,b: one run for each, then their comparison",
+        "run --resume RUN: go on with the trials that are left",
+        "--resume RUN: go on with the trials that are left of RUN; takes no overrides",
+        _VERBOSE,
         composed=True,
     ),
-    "plan": Verb(
-        calls=(("plan [overrides] [--time]", "what would run, for how long, with which commands"),),
-        options=(
-            Option("--time", "time a few steps of the model first, and say how long the run takes"),
-            _JSON,
-        ),
+    "plan": _verb(
+        "plan [overrides] [--time]: what would run, for how long, with which commands",
+        "--time: time a few steps of the model first, and say how long the run takes",
+        _JSON,
         composed=True,
     ),
-    "submit": Verb(
-        calls=(
-            ("submit [overrides] [-m]", "the same through Slurm: one job a run; --wait follows it"),
-            ("submit --dry-run [overrides]", "print the job's script"),
-            ("submit --resume RUN", "go on with the trials that are left, in a new job"),
-        ),
-        options=(
-            Option("--dry-run", "print the jobs' scripts and submit nothing"),
-            Option("--wait", "follow the jobs to their end, then print their reports"),
-            Option("--resume", "submit what is left of RUN; only --wait may be given with it", value="RUN"),
-        ),
+    "submit": _verb(
+        "submit [overrides] [-m]: the same through Slurm: one job a run; --wait follows it",
+        "submit --dry-run [overrides]: print the job's script",
+        "submit --resume RUN: go on with the trials that are left, in a new job",
+        "--dry-run: print the jobs' scripts and submit nothing",
+        "--wait: follow the jobs to their end, then print their reports",
+        "--resume RUN: submit what is left of RUN; only --wait may be given with it",
         composed=True,
     ),
-    "status": Verb(calls=(("status RUN", "the state of a submitted run: its job and each trial"),)),
-    "cancel": Verb(
-        home="status", calls=(("cancel RUN", "end a submitted run's job; what it measured stays"),)
-    ),
-    "analyze": Verb(
+    "status": _verb("status RUN: the state of a submitted run: its job and each trial"),
+    "cancel": _verb("cancel RUN: end a submitted run's job; what it measured stays", home="status"),
+    "analyze": _verb(
+        "analyze RUN: rebuild everything derived from the raw records",
+        _JSON,
+        _VERBOSE,
         home="report",
-        calls=(("analyze RUN", "rebuild everything derived from the raw records"),),
-        options=(_JSON, _VERBOSE),
     ),
-    "compare": Verb(
-        calls=(
-            (
-                "compare RUN RUN... [--fail-below RATIO] [--into DIR]",
-                "each run compared with the first: throughput ratio, which part differs, what a sample costs",
-            ),
-            (
-                "compare RUN --baseline NAME [--keep]",
-                "compared with the baseline of this machine and model; --keep makes it the baseline",
-            ),
-        ),
-        options=(
-            _JSON,
-            Option(
-                "--fail-below",
-                "exit 1 where a run has clearly less than RATIO times the base's throughput, 4 where that is undecided",
-                value="RATIO",
-            ),
-            Option(
-                "--into",
-                "write the comparison as page, Markdown, JSON and W&B run; makes the folder if needed",
-                value="DIR",
-            ),
-            Option(
-                "--baseline", "the base is the run kept under NAME for this machine and model", value="NAME"
-            ),
-            Option("--keep", "keep the one run as --baseline NAME, unless the gate is not met"),
-            Option("--anyway", "with --keep: keep it although other programs ran at the same time"),
-            Option(
-                "--undecided",
-                "ok: exit 0, not 4, where the intervals do not decide the gate; --keep then keeps the run",
-                value="ok",
-            ),
-        ),
+    "compare": _verb(
+        "compare RUN RUN... [--fail-below RATIO] [--into DIR]: each run compared with the first: throughput "
+        "ratio, which part differs, what a sample costs",
+        "compare RUN --baseline NAME [--keep]: compared with the baseline of this machine and model; --keep "
+        "makes it the baseline",
+        _JSON,
+        "--fail-below RATIO: exit 1 where a run has clearly less than RATIO times the base's throughput, 4 where "
+        "that is undecided",
+        "--into DIR: write the comparison as page, Markdown, JSON and W&B run; makes the folder if needed",
+        "--baseline NAME: the base is the run kept under NAME for this machine and model",
+        "--keep: keep the one run as --baseline NAME, unless the gate is not met",
+        "--anyway: with --keep: keep it although other programs ran at the same time",
+        "--undecided ok: ok: exit 0, not 4, where the intervals do not decide the gate; --keep then keeps the run",
     ),
-    "study": Verb(
-        calls=(
-            (
-                "study RUN RUN...",
-                "runs of your own script (a Probe) at several world sizes, as one scaling study",
-            ),
-            ("study NUMBERS.csv", "GPUs and throughput of your own: speedup, efficiency, where it breaks"),
-        ),
-        options=(
-            _JSON,
-            _VERBOSE,
-            Option(
-                "--into",
-                "write study.json and study.html; by default into the folder that `scaling launch` made",
-                value="DIR",
-            ),
-        ),
+    "study": _verb(
+        "study RUN RUN...: runs of your own script (a Probe) at several world sizes, as one scaling study",
+        "study NUMBERS.csv: GPUs and throughput of your own: speedup, efficiency, where it breaks",
+        _JSON,
+        _VERBOSE,
+        "--into DIR: write study.json and study.html; by default into the folder that `scaling launch` made",
     ),
-    "launch": Verb(
-        calls=(
-            (
-                "launch [overrides] --world-sizes 1,2,4 SCRIPT [args]",
-                "your own script (with a Probe) under torchrun at each world size, launches in turns; ends in a study",
-            ),
-            ("launch --no-probe ... SCRIPT", "the same without any line in the script, which is coarser"),
-            ("launch ... -m package.module", "a module of a package, as torchrun takes it"),
-        ),
-        options=(
-            Option("--world-sizes", "numbers of ranks, such as 1,2,4", value="LIST"),
-            Option("--no-probe", "open a Probe for a script that has none"),
-            Option("--fresh", "give each launch an empty working directory below this one", value="DIR"),
-            Option("--time-limit", "end a launch after so many seconds, by default 3600", value="S"),
-            _VERBOSE,
-        ),
+    "launch": _verb(
+        "launch [overrides] --world-sizes 1,2,4 SCRIPT [args]: your own script (with a Probe) under torchrun at "
+        "each world size, launches in turns; ends in a study",
+        "launch --no-probe ... SCRIPT: the same without any line in the script, which is coarser",
+        "launch ... -m package.module: a module of a package, as torchrun takes it",
+        "--world-sizes LIST: numbers of ranks, such as 1,2,4",
+        "--no-probe: open a Probe for a script that has none",
+        "--fresh DIR: give each launch an empty working directory below this one",
+        "--time-limit S: end a launch after so many seconds, by default 3600",
+        _VERBOSE,
         composed=True,
     ),
-    "predict": Verb(
-        calls=(
-            (
-                "predict RUN [overrides]",
-                "a run under other settings: links, world sizes, buckets, batch, faster compute, "
-                "compressed gradients, without its late rank",
-            ),
-            (
-                "predict RUN --simulate [overrides]",
-                "the real program on a simulated machine: strategies, meshes, memory, machines that are not there",
-            ),
-        ),
-        options=(
-            _JSON,
-            Option("--config-dir", "also read your own topologies from DIR/topology", value="DIR"),
-            Option("--anyway", "predict from a run although other programs ran at the same time"),
-            Option("--simulate", "run the program itself on a simulated machine (docs/simulate.md)"),
-        ),
+    "predict": _verb(
+        "predict RUN [overrides]: a run under other settings: links, world sizes, buckets, batch, faster "
+        "compute, compressed gradients, without its late rank",
+        "predict RUN --simulate [overrides]: the real program on a simulated machine: strategies, meshes, "
+        "memory, machines that are not there",
+        _JSON,
+        "--config-dir DIR: also read your own topologies from DIR/topology",
+        "--anyway: predict from a run although other programs ran at the same time",
+        "--simulate: run the program itself on a simulated machine (docs/simulate.md)",
     ),
-    "verify": Verb(
-        calls=(("verify RUN", "measure the remedy that the verdict proposes"),),
-        options=(
-            _JSON,
-            Option("--try", "the N-th remedy that has overrides, from 1; by default the first", value="N"),
-        ),
+    "verify": _verb(
+        "verify RUN: measure the remedy that the verdict proposes",
+        _JSON,
+        "--try N: the N-th remedy that has overrides, from 1; by default the first",
     ),
-    "selftest": Verb(
-        calls=(
-            (
-                "selftest [--full]",
-                "inject known faults; print how many are found and how well their cost is measured",
-            ),
-        ),
-        options=(
-            Option(
-                "--full",
-                "also one host's link at a tenth of its rate, and eight cases with real models, drawn by seed=",
-            ),
-            _JSON,
-        ),
+    "selftest": _verb(
+        "selftest [--full]: inject known faults; print how many are found and how well their cost is measured",
+        "--full: also one host's link at a tenth of its rate, and eight cases with real models, drawn by seed=",
+        _JSON,
         composed=True,
     ),
-    "doctor": Verb(
-        calls=(
-            (
-                "doctor [overrides]",
-                "check the machine, its speed and its precision on every rank, with a remedy for each finding",
-            ),
-        ),
-        options=(
-            _JSON,
-            Option(
-                "--parity",
-                "compare with the machine that wrote FILE; writes FILE if it does not exist",
-                value="FILE",
-            ),
-        ),
+    "doctor": _verb(
+        "doctor [overrides]: check the machine, its speed and its precision on every rank, with a remedy for "
+        "each finding",
+        _JSON,
+        "--parity FILE: compare with the machine that wrote FILE; writes FILE if it does not exist",
         composed=True,
     ),
-    "trace": Verb(
-        calls=(
-            ("trace PATH... [--out DIR]", "the same report from existing torch.profiler traces"),
-            (
-                "trace PATH... [--beside LOG]",
-                "bandwidth, skew and the slow rank from NCCL Inspector's records, next to a log of nccl-tests",
-            ),
-            ("trace --how", "how to get such files from a job that runs without this program"),
-        ),
-        options=(
-            _JSON,
-            Option(
-                "--beside",
-                "a log of nccl-tests of this machine, to compare NCCL Inspector's with",
-                value="LOG",
-            ),
-            Option("--how", "print how to get such files: one line each"),
-            Option("--out", "the folder to write", value="DIR"),
-            Option("--batch", "samples per rank and step, for throughput", value="N"),
-            Option("--name", "the model's name in the report", value="NAME"),
-            Option("--wandb", "log it to W&B, offline"),
-            _VERBOSE,
-        ),
+    "trace": _verb(
+        "trace PATH... [--out DIR]: the same report from existing torch.profiler traces",
+        "trace PATH... [--beside LOG]: bandwidth, skew and the slow rank from NCCL Inspector's records, next to "
+        "a log of nccl-tests",
+        "trace --how: how to get such files from a job that runs without this program",
+        _JSON,
+        "--beside LOG: a log of nccl-tests of this machine, to compare NCCL Inspector's with",
+        "--how: print how to get such files: one line each",
+        "--out DIR: the folder to write",
+        "--batch N: samples per rank and step, for throughput",
+        "--name NAME: the model's name in the report",
+        "--wandb: log it to W&B, offline",
+        _VERBOSE,
     ),
-    "import": Verb(
-        calls=(
-            (
-                "import KIND FILE [--name NAME]",
-                "make conf/topology/NAME.yaml from a tool's file; KIND is nccl-tests, topo or nccl-xml",
-            ),
-        ),
-        options=(
-            _JSON,
-            Option("--name", "name of the topology; by default the file's name", value="NAME"),
-            Option("--into", "write DIR/topology/NAME.yaml, by default in conf", value="DIR"),
-        ),
+    "import": _verb(
+        "import KIND FILE [--name NAME]: make conf/topology/NAME.yaml from a tool's file; KIND is nccl-tests, "
+        "topo or nccl-xml",
+        _JSON,
+        "--name NAME: name of the topology; by default the file's name",
+        "--into DIR: write DIR/topology/NAME.yaml, by default in conf",
     ),
-    "report": Verb(
-        calls=(
-            ("report RUN [--open]", "print the report of a run and the path of its page"),
-            ("report RUN --figures DIR", "write its figures as SVG and PNG"),
-        ),
-        options=(
-            Option("--open", "open the page in a browser"),
-            _VERBOSE,
-            Option("--figures", "write every figure of the page as SVG and PNG instead", value="DIR"),
-        ),
+    "report": _verb(
+        "report RUN [--open]: print the report of a run and the path of its page",
+        "report RUN --figures DIR: write its figures as SVG and PNG",
+        "--open: open the page in a browser",
+        _VERBOSE,
+        "--figures DIR: write every figure of the page as SVG and PNG instead",
     ),
-    "sync": Verb(home="status", calls=(("sync RUN", "upload a run's offline W&B runs"),)),
+    "sync": _verb("sync RUN: upload a run's offline W&B runs", home="status"),
 }
 """Verbs in the order of a user's work; a verb's file has its name."""
 REMOVED = {
