@@ -41,34 +41,31 @@ def compare(base: Run, other: Run, *, usd_per_gpu_hour: Prices = (None, None)) -
     A ratio is one of throughputs: above 1, `other` is faster. Runs that cannot be compared give a Comparison with
     `comparable` False and its `reasons`. `usd_per_gpu_hour`: the prices of both, where they are not the recorded ones.
     """
-    prices = (usd_per_gpu_hour[0], usd_per_gpu_hour[1])
-    return shown(compare_all([base], [[other]], usd_per_gpu_hour=prices)[0], ShownComparison)
+    return shown(_compared([[base], [other]], usd_per_gpu_hour)[0], ShownComparison)
 
 
-def compare_all(
-    bases: Sequence[Run], others: Sequence[Sequence[Run]], *, usd_per_gpu_hour: Sequence[float | None] = ()
-) -> list[Comparison]:
-    """Compare every other side with the first. A side is the runs of equal settings on nodes of their own.
+def _compared(sides: Sequence[Sequence[Run]], prices: Sequence[float | None]) -> list[Comparison]:
+    """Every other side compared with the first. A side is the runs of equal settings on nodes of their own.
 
-    `usd_per_gpu_hour`: the base's price, then one for each of the others.
+    `prices`: USD per GPU and hour, one a side; None where the recorded one counts.
     """
-    prices = usd_per_gpu_hour or (None,) * (1 + len(others))
-    base, members = bases[0], [_member(run) for run in bases]
-    facts = _facts(base)
+    (base, *_), *others = sides
+    base_members, base_facts = [_member(run) for run in sides[0]], _facts(base)
     base_sources = cache(lambda: _split_sources(base, 0))
     comparisons = []
     for side, price in zip(others, prices[1:], strict=True):
-        other = side[0]
+        other, members = side[0], [_member(run) for run in side]
+        machine = base_members[0].machine
         comparison = compared(
             base.analysis,
             other.analysis,
             base.plan,
             other.plan,
-            same_machine=bool(facts) and _machine(facts) == _machine(_facts(other)),
-            environments=(facts, _facts(other)),
+            same_machine=machine is not None and machine == members[0].machine,
+            environments=(base_facts, _facts(other)),
             prices=(prices[0], price),
         )
-        comparison = with_allocations(comparison, members, [_member(run) for run in side])
+        comparison = with_allocations(comparison, base_members, members)
         if comparison.comparable:
             comparison = with_split(comparison, base_sources(), _split_sources(other, 1))
         comparisons.append(comparison)
@@ -87,13 +84,12 @@ def sweep_of(
     prices = usd_per_gpu_hour or (None,) * len(runs)
     pairs = []
     for group in alike(members) if equal_work else [list(range(len(runs)))]:
-        first, *others = _sides([members[k] for k in group], group)
-        comparisons = compare_all(
-            [runs[k] for k in first],
-            [[runs[k] for k in side] for side in others],
-            usd_per_gpu_hour=[prices[side[0]] for side in (first, *others)],
+        numbers = _sides([members[k] for k in group], group)
+        first, *others = (side[0] for side in numbers)
+        comparisons = _compared(
+            [[runs[k] for k in side] for side in numbers], [prices[k] for k in (first, *others)]
         )
-        pairs += [(pair, first[0], side[0]) for pair, side in zip(comparisons, others, strict=True)]
+        pairs += [(pair, first, other) for pair, other in zip(comparisons, others, strict=True)]
     return sweep(members), pairs
 
 
@@ -109,7 +105,7 @@ def _member(run: Run) -> Member:
     return Member(
         analysis=run.analysis,
         plan=run.plan,
-        machine=_machine(facts) if facts else None,
+        machine=tuple(str(facts.get(key)) for key in _MACHINE) if facts else None,
         nodes=_each(run, "hostname"),
         devices=_each(run, "device_uuid"),
     )
@@ -185,8 +181,3 @@ def _facts(run: Run) -> Mapping[str, Any]:
     """Facts about rank 0's environment; empty where they are not known."""
     environment = Launches(run.folder, run.plan).environment
     return environment.facts if environment else {}
-
-
-def _machine(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Facts that identify the machine of a run."""
-    return tuple(str(facts.get(key)) for key in _MACHINE)

@@ -109,9 +109,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     if arguments[0] in ("-sc", "--shell-completion"):
         return _complete(arguments)
-    os.umask(
-        os.umask(0o022) | 0o002
-    )  # files that are written are never writable by others, whatever the shell's umask
+    # Files that are written are never writable by others, whatever the shell's umask.
+    os.umask(os.umask(0o022) | 0o002)
     if arguments[0] == "help":
         return _help(arguments[1:])
     _require_readable(arguments)

@@ -100,15 +100,13 @@ def worst(codes: Sequence[int]) -> int:
     return max(codes, key=lambda code: (code == 1, code))
 
 
-def print_report(
-    folder: RunFolder, analysis: Analysis, plan: Plan, console: Console | None = None, *, verbose: bool
-) -> None:
+def print_report(folder: RunFolder, analysis: Analysis, plan: Plan, *, verbose: bool) -> None:
     """Print a run's answer in five lines, or its whole report, and the path of its page."""
     from scaling.report.documents.run import document  # noqa: PLC0415
     from scaling.report.terminal import draw  # noqa: PLC0415
 
     report = document(analysis, plan, report_path=folder.report_html)
-    draw(console or Console(), report, verbose=verbose or plan.spec.kind.by_cases)
+    draw(Console(), report, verbose=verbose or plan.spec.kind.by_cases)
 
 
 def log_to_wandb(

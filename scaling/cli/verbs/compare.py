@@ -40,7 +40,6 @@ _GATE = {
     "unjudged": "cannot be judged, a ratio has no interval (too few rounds)",
     "unmeasured": "cannot be judged, one of the runs did not measure all that the other did",
 }
-_DECIDED = ("met", "not_met")
 UNDECIDED = 4
 """Exit status where a gate was asked for and what was measured does not decide it."""
 Prices = list[float | None]
@@ -71,7 +70,7 @@ def main(arguments: list[str]) -> int:
     plans = [read_plan(folder) for folder in folders]
     if same_script(plans) and not (given.json or given.into or name or ratio is not None):
         say("# the runs have no world size in common, so this is their scaling study (scaling study)")
-        return show_study(*make_study(folders), Console(), as_json=False, verbose=False)
+        return show_study(*make_study(folders))
     into = None if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")
@@ -93,7 +92,6 @@ def main(arguments: list[str]) -> int:
             warn(f"{folders[1].path}: is the baseline {name} itself")
     stands = compare_folders(
         folders,
-        Console(),
         as_json=given.json,
         into=into,
         fail_below=ratio,
@@ -102,7 +100,7 @@ def main(arguments: list[str]) -> int:
     )
     if stands == "not_met":
         return 1
-    if stands not in (None, *_DECIDED) and not given.undecided:
+    if stands not in (None, "met") and not given.undecided:
         if keep:
             warn(
                 f"baseline {name}: stays as it is, since the gate is undecided; --undecided ok keeps the run"
@@ -122,9 +120,8 @@ def _require_quiet(folder: RunFolder) -> None:
 
 def compare_folders(
     folders: list[RunFolder],
-    console: Console,
     *,
-    as_json: bool,
+    as_json: bool = False,
     into: RunFolder | None = None,
     fail_below: float | None = None,
     prices: Prices | None = None,
@@ -133,8 +130,8 @@ def compare_folders(
     """Compare, print, and write the comparison to `into`. Returns the gate's state if `fail_below` is given.
 
     The runs of a multirun, whose folder is `into`, are set against each other only where they did equal work; others
-    are set against the first. All of them stand in one table. `tracking`: where the comparison is
-    logged; None: it is not.
+    are set against the first. All of them stand in one table. `tracking`: where the comparison is logged; None: it is
+    not.
     """
     runs = [Run(folder.path) for folder in folders]
     together = into is not None and all(folder.path.parent == into.path for folder in folders)
@@ -146,37 +143,38 @@ def compare_folders(
         )
     if into is not None:
         make_folder(into.path, f"--into {into.path}")
+    beside = sys.stderr if as_json else None  # a JSON document stands alone on standard output
     documents: list[Any] = [encode(item) for item in comparisons]
-    whole = documents[0] if len(runs) == 2 and documents else {"comparisons": documents}
-    whole["sweep"] = encode(table)
     analyses = [run.analysis for run in runs]
+    pair = len(runs) == 2 and bool(comparisons)
+    whole = documents[0] if pair else {"comparisons": documents}
+    whole["sweep"] = encode(table)
+    if pair:
+        report = document(comparisons[0], analyses[0], analyses[1], table)
+    else:
+        report = several_document(table, comparisons, analyses)
     if as_json:
         print_json(whole)
-    elif len(runs) == 2 and comparisons:
-        terminal.draw(console, document(comparisons[0], sweep=table))
     else:
-        terminal.draw(console, several_document(table, comparisons, analyses))
+        terminal.draw(Console(), report)
     if into is not None:
         write_json(into.comparison, whole)
-        if len(runs) == 2 and comparisons:
-            write_text(into.comparison_md, markdown.draw(document(comparisons[0], sweep=table)))
-            page = html.draw(document(comparisons[0], analyses[0], analyses[1], table))
-            write_text(into.comparison_html, page)
+        write_text(into.comparison_html, html.draw(report))
+        if pair:
+            write_text(into.comparison_md, markdown.draw(report))
         else:
-            for index, (comparison, base, other) in enumerate(pairs):
-                page = html.draw(document(comparison, analyses[base], analyses[other]))
-                write_text(into.path / f"comparison-{index + 1}.html", page)
             write_text(into.comparison_md, markdown.sweep_markdown(table, comparisons, analyses))
-            write_text(into.comparison_html, html.draw(several_document(table, comparisons, analyses)))
-        _say(f"comparison: {into.comparison_html}", as_json=as_json)
-        warning = (
-            log_comparison(into, runs[0].plan, comparisons, tracking) if comparisons and tracking else None
-        )
-        if warning:
-            warn(f"W&B: {warning}")
+            for number, (comparison, base, other) in enumerate(pairs, 1):
+                page = html.draw(document(comparison, analyses[base], analyses[other]))
+                write_text(into.path / f"comparison-{number}.html", page)
+        say(f"comparison: {into.comparison_html}", file=beside)
+        if comparisons and tracking:
+            problem = log_comparison(into, runs[0].plan, comparisons, tracking)
+            if problem:
+                warn(f"W&B: {problem}")
     stands = None if fail_below is None else gate(comparisons, fail_below)
     if stands is not None:
-        _say(f"# gate  {fail_below:g} of the base's throughput: {_GATE[stands]}", as_json=as_json)
+        say(f"# gate  {fail_below:g} of the base's throughput: {_GATE[stands]}", file=beside)
     return stands
 
 
@@ -191,11 +189,6 @@ def _kept(name: str, folder: RunFolder, plan: Plan) -> int:
     at = baselines.keep(name, folder, plan)
     warn(f"baseline {name}: {folder.path} is kept in {at.path}")
     return 0
-
-
-def _say(line: str, *, as_json: bool) -> None:
-    """Print on stdout, or on stderr if stdout holds a JSON document."""
-    say(line, file=sys.stderr if as_json else None)
 
 
 def _prices(words: Sequence[str], runs: int) -> Prices:

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from scaling.cli.measuring import end_in_order
 from scaling.cli.output import say, warn
 from scaling.cli.verbs.arguments import split
@@ -228,8 +226,7 @@ def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
             f"`scaling analyze {folder.at_size(measured[0]).path}` reports it"
         )
         return 3
-    analysis, plan = study_at(folder)
-    code = show_study(analysis, plan, Console(), as_json=False, verbose=verbose, into=folder)
+    code = show_study(*study_at(folder), verbose=verbose, into=folder)
     return code if complete else 3
 
 

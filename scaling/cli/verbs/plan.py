@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scaling.cli.output import print_json, say
@@ -94,9 +94,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"{format_duration(WARMUP_SHARE * measure.budget_s)} of warm-up ({WARMUP_SHARE:.0%} of the budget), "
         f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
         *_time(plan),
-        *_files(plan),
-        *_start(plan),
-        *_allocations(spec),
+        *_on_cluster(plan),
         f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.accelerated else 'rank'}-hours stand idle "
         "while smaller world sizes run",
         f"# run_dir   {folder.path}",
@@ -113,12 +111,6 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         for t in plan.trials
     ]
     return "\n".join([*lines, "#", _commands(plan, folder)])
-
-
-def _allocations(spec: Spec) -> list[str]:
-    many = spec.cluster.allocations
-    shown = spec.launcher == "slurm" and many > 1
-    return [f"#           {many} such jobs, each on nodes of its own (cluster.allocations)"] if shown else []
 
 
 def _asked(spec: Spec) -> str:
@@ -153,11 +145,8 @@ def drawn(topology: Topology) -> list[str]:
 
 
 def _devices(part: Sequence[int]) -> str:
-    return (
-        f"{part[0]}-{part[-1]}"
-        if len(part) > 3 and part[-1] - part[0] == len(part) - 1
-        else " ".join(map(str, part))
-    )
+    in_a_row = len(part) > 3 and part[-1] - part[0] == len(part) - 1
+    return f"{part[0]}-{part[-1]}" if in_a_row else " ".join(map(str, part))
 
 
 def _cases(plan: Plan) -> list[str]:
@@ -165,12 +154,12 @@ def _cases(plan: Plan) -> list[str]:
     spec = plan.spec
     *smaller, largest = spec.world_sizes
     lines = [f"# {spec.task}, at {''.join(f'{n}, ' for n in smaller)}{ranks(largest)}:"]
+    asked = "max" if spec.batch_max else ", ".join(map(str, batches(spec)))
     if spec.batch_max:
         lines.append(
             "#   first a search for the largest batch of each setting, and its proof in fresh processes"
         )
     for variant in variants(spec):
-        asked = "max" if spec.batch_max else ", ".join(map(str, batches(spec)))
         words = [variant.precision]
         words += [name for name in ("autocast", "compile", "checkpointing") if getattr(variant, name)]
         words += [f"{variant.accumulation_steps} micro-steps"] if variant.accumulation_steps > 1 else []
@@ -179,16 +168,12 @@ def _cases(plan: Plan) -> list[str]:
 
 
 def _commands(plan: Plan, folder: RunFolder) -> str:
-    sizes = tuple(t.world_size for t in plan.trials)
-    launcher = launcher_of(plan)
-    return "".join(
-        shell(
-            launcher.command(
-                LaunchRequest(plan=plan, folder=folder, launch=folder.launch(k), world_sizes=sizes)
-            )
-        )
+    launcher, sizes = launcher_of(plan), tuple(t.world_size for t in plan.trials)
+    launches = [
+        LaunchRequest(plan=plan, folder=folder, launch=folder.launch(k), world_sizes=sizes)
         for k in range(plan.spec.repeats)
-    ).rstrip()
+    ]
+    return "".join(shell(launcher.command(launch)) for launch in launches).rstrip()
 
 
 def _time(plan: Plan) -> list[str]:
@@ -207,28 +192,22 @@ def _time(plan: Plan) -> list[str]:
     return [f"# time      {parts}", *(f"#           {line}" for line in left_out), order]
 
 
-def _files(plan: Plan) -> list[str]:
-    """What rank files may take, where many hosts write them."""
-    if plan.spec.launcher != "slurm" or plan.spec.kind.by_cases:
-        return []
-    return [f"#           rank files: {sample.bound(plan)}; beyond it only some rounds have details"]
-
-
-def _start(plan: Plan) -> list[str]:
-    """How long a launch on a cluster may take to begin."""
+def _on_cluster(plan: Plan) -> Iterator[str]:
+    """What rank files may take where many hosts write them, how long a launch may take to begin, and how many jobs."""
     if plan.spec.launcher != "slurm":
-        return []
-    estimate, many = joining(plan), ranks(plan.ranks)
-    lines = [
+        return
+    if not plan.spec.kind.by_cases:
+        yield f"#           rank files: {sample.bound(plan)}; beyond it only some rounds have details"
+    estimate, many = joining(plan), plan.spec.cluster.allocations
+    yield (
         f"# start-up  a launch may take {format_duration(start_limit_s(plan))} to begin: "
-        f"{format_duration(plan.spec.cluster.start_s)} (cluster.start_s) and what {many} on "
+        f"{format_duration(plan.spec.cluster.start_s)} (cluster.start_s) and what {ranks(plan.ranks)} on "
         f"{count(plan.hosts, 'host')} take to join, {estimate.low_s:.1f} to {estimate.high_s:.1f} s"
-    ]
+    )
     if not estimate.measured:
-        lines.append(
-            f"#           that is extrapolated: joining was measured up to {MEASURED_RANKS} ranks of Gloo"
-        )
-    return lines
+        yield f"#           that is extrapolated: joining was measured up to {MEASURED_RANKS} ranks of Gloo"
+    if many > 1:
+        yield f"#           {many} such jobs, each on nodes of its own (cluster.allocations)"
 
 
 def _seconds(plan: Plan) -> float:
@@ -238,10 +217,10 @@ def _seconds(plan: Plan) -> float:
 
 def _idle_rank_hours(plan: Plan) -> float:
     """Rank-hours of waiting while other ranks run, over the whole budget; all blocks of a round count alike."""
-    if plan.spec.kind.by_cases:
-        sizes = plan.spec.world_sizes
-        idle = sum(plan.ranks - n for n in sizes) / len(sizes)
-        return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600
-    blocks = round_blocks(plan, plan.trials, 0, 0)
-    idle = sum(plan.ranks - b.participants for b in blocks) / len(blocks)
-    return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600
+    spec = plan.spec
+    if spec.kind.by_cases:
+        busy = list(spec.world_sizes)
+    else:
+        busy = [block.participants for block in round_blocks(plan, plan.trials, 0, 0)]
+    idle = sum(plan.ranks - ranks_at_work for ranks_at_work in busy) / len(busy)
+    return idle * spec.measure.budget_s * spec.repeats / 3600

@@ -5,8 +5,6 @@ from __future__ import annotations
 import webbrowser
 from pathlib import Path
 
-from rich.console import Console
-
 from scaling.cli.measuring import print_report
 from scaling.cli.output import print_json, say
 from scaling.cli.pipeline import read_analysis, rebuild
@@ -35,7 +33,7 @@ def _study(folder: RunFolder, *, open_page: bool, verbose: bool) -> int:
     from scaling.analysis.study.study import study_at  # noqa: PLC0415  polars and scipy are slow to import
     from scaling.cli.verbs.study import show_study  # noqa: PLC0415
 
-    show_study(*study_at(folder), Console(), as_json=False, verbose=verbose, into=folder)
+    show_study(*study_at(folder), verbose=verbose, into=folder)
     if open_page:
         webbrowser.open(folder.study_html.absolute().as_uri())
     return 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from scaling.cli.measuring import check, end_in_order, require_alone, watch, worst
 from scaling.cli.output import say, warn
 from scaling.cli.simulated_run import is_simulated, simulate_run
@@ -63,7 +61,7 @@ class _Search:
         job = check(job)
         create(job)
         self.parent = job.folder.path.parent
-        code, stopped = _measured(job.plan, job.folder, Console(), verbose=self._verbose)
+        code, stopped = _measured(job.plan, job.folder, verbose=self._verbose)
         self.codes.append(code)
         if stopped:
             raise KeyboardInterrupt
@@ -78,15 +76,15 @@ class _Search:
 
     def finish(self) -> int:
         """Print all runs as one table. Returns the exit status of them all."""
-        _compare(self.done, Console())
+        _compare(self.done)
         return worst(self.codes)
 
 
 def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool, verbose: bool) -> int:
     """Measure and report the runs one after the other."""
-    console, codes, ended = Console(), [], False
+    codes, ended = [], False
     for plan, folder in runs:
-        code, stopped = _measured(plan, folder, console, verbose=verbose)
+        code, stopped = _measured(plan, folder, verbose=verbose)
         codes.append(code)
         if stopped and (code or len(codes) < len(runs)):
             rest = folder.path.parent if multirun else folder.path
@@ -95,28 +93,27 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool, verbose: bool) -
             break
     done = [folder for (_, folder), code in zip(runs, codes, strict=False) if code in (0, 3)]
     if multirun:
-        _compare(done, console)
+        _compare(done)
     return 3 if ended else worst(codes)
 
 
-def _compare(done: list[RunFolder], console: Console) -> None:
+def _compare(done: list[RunFolder]) -> None:
     """Print the runs of a multirun as one table, if there are several."""
     if len(done) > 1:
         from scaling.cli.verbs.compare import compare_folders  # noqa: PLC0415
         from scaling.records.run import read_plan  # noqa: PLC0415
 
         tracking = read_plan(done[0]).spec.tracking  # of a run that was made just now
-        into = RunFolder(done[0].path.parent)
-        compare_folders(done, console, as_json=False, into=into, tracking=tracking)
+        compare_folders(done, into=RunFolder(done[0].path.parent), tracking=tracking)
 
 
-def _measured(plan: Plan, folder: RunFolder, console: Console, *, verbose: bool) -> tuple[int, bool]:
+def _measured(plan: Plan, folder: RunFolder, *, verbose: bool) -> tuple[int, bool]:
     """Measure and report one run. Returns its exit status, and whether it was interrupted."""
     before = len(earlier_launches(folder))
     try:
         launches = watch(plan, folder).launches
         stopped = len(launches) > before and launches[-1].state == "interrupted"
-        return _finish(folder, console, verbose=verbose), stopped
+        return _finish(folder, verbose=verbose), stopped
     except KeyboardInterrupt:
         warn(
             f"{folder.path}: what was measured is kept: `scaling analyze {folder.path}` reports it, "
@@ -125,7 +122,7 @@ def _measured(plan: Plan, folder: RunFolder, console: Console, *, verbose: bool)
         raise
 
 
-def _finish(folder: RunFolder, console: Console, *, verbose: bool) -> int:
+def _finish(folder: RunFolder, *, verbose: bool) -> int:
     """Analyse, report and log a run; returns its exit status. A failing stage does not hide what was measured."""
     from scaling.cli.measuring import log_to_wandb, print_report  # noqa: PLC0415
     from scaling.cli.pipeline import rebuild  # noqa: PLC0415
@@ -148,6 +145,6 @@ def _finish(folder: RunFolder, console: Console, *, verbose: bool) -> int:
     except ScalingError as error:
         warn(error)
         return 1
-    print_report(folder, rebuilt.analysis, rebuilt.plan, console, verbose=verbose)
+    print_report(folder, rebuilt.analysis, rebuilt.plan, verbose=verbose)
     log_to_wandb(folder, rebuilt.plan, rebuilt.analysis, rebuilt.histories, rebuilt.environment)
     return rebuilt.exit_code

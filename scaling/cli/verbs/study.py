@@ -41,34 +41,33 @@ def main(arguments: list[str]) -> int:
     into = launched if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")
-    if into is not launched and into is not None:
-        check_room(into, f"--into {into.path}", study=True)
+        if into is not launched:
+            check_room(into, f"--into {into.path}", study=True)
     analysis, plan = make_study(folders) if launched is None else study_at(launched)
-    return show_study(analysis, plan, Console(), as_json=given.json, verbose=given.verbose, into=into)
+    return show_study(analysis, plan, as_json=given.json, verbose=given.verbose, into=into)
 
 
 def show_study(
     analysis: Analysis,
     plan: Plan,
-    console: Console,
     *,
-    as_json: bool,
-    verbose: bool,
+    as_json: bool = False,
+    verbose: bool = False,
     into: RunFolder | None = None,
 ) -> int:
     """Print a study; write study.json and study.html to `into`, which is made if needed. Returns the exit status."""
+    document = report.document(analysis, plan, report_path=None if into is None else into.study_html)
     if into is not None:
         make_folder(into.path, f"--into {into.path}")
         write_json(into.study, analysis)
-        write_text(into.study_html, page(report.document(analysis, plan, report_path=into.study_html)))
+        write_text(into.study_html, page(document))
     if as_json:
         print_json(analysis)
     else:
-        path = None if into is None else into.study_html
-        draw(console, report.document(analysis, plan, report_path=path), verbose=verbose)
+        draw(Console(), document, verbose=verbose)
         if not verbose:
             rows = Section(title="", blocks=(key_table(analysis.points),))
-            draw(console, Document(sections=(rows,)))
+            draw(Console(), Document(sections=(rows,)))
     return 0 if analysis.whole else 3
 
 

@@ -54,13 +54,10 @@ def main(arguments: list[str]) -> int:
     launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
     asked = requests("submit", [*rest, *launcher])
     several = asked.multirun or any(item.spec.cluster.allocations > 1 for item in asked.items)
-    without = [excluded(item.spec) for item in asked.items]
-    items = [one_allocation(item) for item, each in zip(asked.items, without, strict=True) for _ in each]
-    jobs = jobs_of(tuple(items), multirun=several)
-    nodes = [exclude for each in without for exclude in each]
-    texts = [script(job, exclude) for job, exclude in zip(jobs, nodes, strict=True)]
-    short = dict.fromkeys(filter(None, (too_short(job.plan) for job in jobs)))
-    for line in short:
+    apart = [(one_allocation(item), exclude) for item in asked.items for exclude in excluded(item.spec)]
+    jobs = jobs_of(tuple(item for item, _ in apart), multirun=several)
+    texts = [script(job, exclude) for job, (_, exclude) in zip(jobs, apart, strict=True)]
+    for line in dict.fromkeys(filter(None, (too_short(job.plan) for job in jobs))):
         warn(line)
     if given.dry_run:
         say(*"\n".join(texts).removesuffix("\n").split("\n"))
@@ -69,10 +66,8 @@ def main(arguments: list[str]) -> int:
         return 0
     require_slurm()
     compared = several and len(jobs) > 1
-    for text in (
-        *texts,
-        *([comparison_script(jobs[0].plan, [job.folder for job in jobs], [])] if compared else []),
-    ):
+    comparing = [comparison_script(jobs[0].plan, [job.folder for job in jobs], [])] if compared else []
+    for text in (*texts, *comparing):
         check_script(text)  # all of them before the first is submitted
     for job in jobs:
         # What is in an image cannot be tried from here.
@@ -183,13 +178,9 @@ def _report(stands: Standing) -> int:
 
 def _comparison(job: str, into: Path) -> int:
     """Print the output of the comparing job, and return its status."""
-    while True:
-        state = _patiently(lambda: state_of(job))
-        if state is None or state.over:
-            break
+    while (state := _patiently(lambda: state_of(job))) is not None and not state.over:
         time.sleep(POLL_S)
-    log = into / f"compare-{job}.out"
-    output = log_text(log)
+    output = log_text(into / f"compare-{job}.out")
     if not output.strip():
         how = f" ({state.state}, status {state.exit_code})" if state is not None and state.exit_code else ""
         warn(f"job {job} left no comparison{how}; run `scaling compare` on the runs")
