@@ -52,10 +52,7 @@ def _batch(row: Row) -> str:
 
 def mode(row: InferenceCase) -> str:
     """`eager` or `compiled`, and whether autocast gives the 16 bits."""
-    words = ["compiled" if row.compile else "eager"]
-    if row.autocast:
-        words.append("autocast")
-    return ", ".join(words)
+    return f"{'compiled' if row.compile else 'eager'}{', autocast' if row.autocast else ''}"
 
 
 INFERENCE: tuple[Column[InferenceCase], ...] = (
@@ -117,23 +114,21 @@ def setting(row: Row | LargestBatch) -> str:
     words = [plain(row.precision)]
     if isinstance(row, InferenceCase):
         return ", ".join([*words, mode(row)])
-    if isinstance(row, LargestBatch) and row.autocast:
-        words.append("autocast")
-    if isinstance(row, LargestBatch) and row.compile:
-        words.append("compiled")
-    if row.checkpointing:
-        words.append("checkpointing")
-    if row.accumulation_steps > 1:
-        words.append(count(row.accumulation_steps, "micro-step"))
-    return ", ".join(words)
+    if isinstance(row, LargestBatch):
+        words += ["autocast"] * row.autocast + ["compiled"] * row.compile
+    words += ["checkpointing"] * row.checkpointing
+    return ", ".join(words + _micro_steps(row.accumulation_steps))
+
+
+def _micro_steps(many: int) -> list[str]:
+    return [count(many, "micro-step")] if many > 1 else []
 
 
 def compared_setting(case: CaseComparison) -> str:
     """The settings of a case that two runs have: `bf16, autocast`."""
     flags = [name for name in ("autocast", "compile", "checkpointing") if case.setting.get(name)]
-    micro = int(case.setting.get("accumulation_steps", 1))
-    words = [plain(str(case.setting["precision"])), *flags]
-    return ", ".join([*words, *([count(micro, "micro-step")] if micro > 1 else [])])
+    micro_steps = _micro_steps(int(case.setting.get("accumulation_steps", 1)))
+    return ", ".join([plain(str(case.setting["precision"])), *flags, *micro_steps])
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -225,7 +220,6 @@ def answer(analysis: Analysis) -> str:
     sizes = [r.world_size for r in rows]
     sentences += slower_lines(list(zip(sizes, named, speedups, strict=True)))
     sentences += [largest_line(largest) for largest in analysis.largest_batch]
-    missing = sum(1 for _ in failures(analysis))
-    if missing:
+    if missing := len(list(failures(analysis))):
         sentences.append(f"{count(missing, 'case')} could not be measured")
     return " ".join(map(sentence, sentences))

@@ -212,23 +212,15 @@ def memory_line(memory: PeakMemory, device: str) -> str:
     """The peak memory of a rank, and the memory of its group's communicator."""
     kind = "resident" if device == "cpu" else "allocated by torch"
     lines = [f"{format_bytes(memory.peak_bytes)} a rank at most ({kind})"] if memory.peak_bytes else []
-    parts = {
-        "parameters": memory.parameters_bytes,
-        "gradients": memory.gradients_bytes,
-        "the optimizer's state": memory.optimizer_bytes,
-        "gathered at once": memory.unsharded_bytes,
-        "activations": memory.activations_bytes,
-    }
-    computed = {
-        "parameters": memory.computed_parameters_bytes,
-        "gradients": memory.computed_gradients_bytes,
-        "the optimizer's state": memory.computed_optimizer_bytes,
-        "gathered at once": memory.computed_unsharded_bytes,
-    }
+    parts = (
+        ("parameters", memory.parameters_bytes, memory.computed_parameters_bytes),
+        ("gradients", memory.gradients_bytes, memory.computed_gradients_bytes),
+        ("the optimizer's state", memory.optimizer_bytes, memory.computed_optimizer_bytes),
+        ("gathered at once", memory.unsharded_bytes, memory.computed_unsharded_bytes),
+        ("activations", memory.activations_bytes, None),
+    )
     part_sizes = [
-        f"{format_bytes(size)} {name}" + _beside(size, computed.get(name))
-        for name, size in parts.items()
-        if size
+        f"{format_bytes(size)} {name}{_beside(size, computed)}" for name, size, computed in parts if size
     ]
     if memory.peak_bytes and part_sizes:
         lines.append(", ".join(part_sizes))
@@ -356,11 +348,8 @@ def trial_line(trial: TrialStatus) -> str:
 def gain(remedy: Remedy) -> str:
     """`: +43 % throughput predicted (what that assumes)`, or what it changes where nothing was predicted."""
     assumed = f" ({plain(remedy.assumes)})" if remedy.assumes else ""
-    return (
-        f": {change(remedy.predicted_gain)} throughput predicted{assumed}"
-        if remedy.predicted_gain
-        else assumed
-    )
+    predicted = f": {change(remedy.predicted_gain)} throughput predicted" if remedy.predicted_gain else ""
+    return f"{predicted}{assumed}"
 
 
 def fabric_lines(fabric: Fabric) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import importlib.resources
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -38,11 +38,6 @@ def packaged(name: str) -> Markup:
     return Markup(file.read_text(encoding="utf-8"))  # noqa: S704  our own file
 
 
-def beside(block: Block) -> bool:
-    """Whether a block may stand beside its neighbours."""
-    return isinstance(block, Figure) and block.beside
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -57,7 +52,6 @@ def _environment() -> jinja2.Environment:
     environment.tests["table"] = lambda block: isinstance(block, Table)
     environment.tests["figure"] = lambda block: isinstance(block, Figure)
     environment.tests["finding"] = lambda block: isinstance(block, Finding)
-    environment.tests["beside"] = lambda group: beside(group[0])
     return environment
 
 
@@ -78,7 +72,7 @@ def draw(document: Document) -> str:
     return render(
         "page.html.j2",
         document=document,
-        sections=[(section, list(_groups(blocks))) for section, blocks in sections],
+        sections=[(section, _groups(blocks)) for section, blocks in sections],
         number=lambda figure: places[id(figure)],
         policy=POLICY,
         style=packaged("style.css"),
@@ -99,10 +93,10 @@ def plotly() -> Markup:
     return Markup(text)  # noqa: S704  none of its characters can end the element
 
 
-def _groups(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    """Neighbours that may stand beside each other are one group."""
-    for _, group in itertools.groupby(blocks, beside):
-        yield list(group)
+def _groups(blocks: Sequence[Block]) -> list[tuple[bool, list[Block]]]:
+    """Neighbours that may stand beside each other are one group, for which the first is True."""
+    groups = itertools.groupby(blocks, lambda block: isinstance(block, Figure) and block.beside)
+    return [(beside, list(group)) for beside, group in groups]
 
 
 def _json(plots: Sequence[Plot]) -> Markup:

@@ -7,7 +7,7 @@ The own steps of many ranks: how far they are apart, and the slowest of them hos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results import HostSpeed, HostSteps, RankSpread
 from scaling.analysis.results.machine import MachineGroup
@@ -49,24 +49,21 @@ def machine_table(machines: Sequence[MachineGroup], plan: Plan) -> Table | None:
     if not machines:
         return None
     columns = (("", ""), *((_ranks(machine.ranks), "") for machine in machines))
-    rows = [("hosts", *(_hosts(machine) for machine in machines))]
-    for name, label in NAMES:
-        facts = [getattr(machine, name) for machine in machines]
-        if any(value is not None for value in facts):
-            rows.append((label, *(NONE if value is None else str(value) for value in facts)))
-    if any(machine.device_memory_bytes for machine in machines):
-        sizes = (
-            NONE if m.device_memory_bytes is None else format_bytes(m.device_memory_bytes) for m in machines
-        )
-        rows.append(("device memory", *sizes))
-    if any(machine.environment for machine in machines):
-        rows.append(
-            ("environment", *(", ".join(map("=".join, machine.environment)) or NONE for machine in machines))
-        )
-    rows.append(("scaling-harness", *(plan.version for _ in machines)))
-    if plan.commit:
-        rows.append(("commit", *(plan.commit for _ in machines)))
-    return Table(columns=columns, rows=tuple(rows), label="Machine and environment", words=True)
+    sizes = [format_bytes(m.device_memory_bytes) if m.device_memory_bytes else None for m in machines]
+    facts = (
+        ("hosts", [_hosts(machine) for machine in machines]),
+        *((label, [getattr(machine, name) for machine in machines]) for name, label in NAMES),
+        ("device memory", sizes),
+        ("environment", [", ".join(map("=".join, machine.environment)) or None for machine in machines]),
+        ("scaling-harness", [plan.version] * len(machines)),
+        ("commit", [plan.commit or None] * len(machines)),
+    )
+    rows = tuple(
+        (label, *(NONE if value is None else str(value) for value in values))
+        for label, values in facts
+        if any(value is not None for value in values)
+    )
+    return Table(columns=columns, rows=rows, label="Machine and environment", words=True)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -90,16 +87,11 @@ HOSTS_NOTE = (
 )
 
 
-def host_blocks(hosts: Sequence[HostSpeed]) -> tuple[Block, ...]:
+def host_blocks(hosts: Sequence[HostSpeed]) -> Iterator[Block]:
     """Which host stands out, and the table; a page has more of them than text."""
-    if len(hosts) <= SHOWN:
-        return _blocks(hosts, None, EVERYWHERE)
-    return (*_blocks(hosts, ON_PAGE, PAGE), *_blocks(hosts, SHOWN, TERMINAL | MARKDOWN))
-
-
-def _blocks(hosts: Sequence[HostSpeed], most: int | None, on: Renderer) -> tuple[Block, ...]:
-    sentences = map(sentence, host_lines(hosts, most))
-    return (lines(*sentences, look="prose", on=on), host_table(hosts, most, on))
+    for most, on in ((ON_PAGE, PAGE), (SHOWN, TERMINAL | MARKDOWN)):
+        yield lines(*map(sentence, host_lines(hosts, most)), look="prose", on=on)
+        yield host_table(hosts, most, on)
 
 
 def host_name(host: HostSpeed | HostSteps) -> str:
@@ -117,30 +109,29 @@ HOSTS: tuple[Column[HostSpeed], ...] = (
 )
 
 
-def host_table(hosts: Sequence[HostSpeed], most: int | None = None, on: Renderer = EVERYWHERE) -> Table:
+def host_table(hosts: Sequence[HostSpeed], most: int = ON_PAGE, on: Renderer = EVERYWHERE) -> Table:
     """A row for each host in their order; the slowest ones where there are more than `most`."""
     shown = slowest(hosts, most)
     columns = HOSTS if any(h.link_gbit_s for h in shown) else HOSTS[:3]
     return tabulated(shown, columns, label="Hosts", note=HOSTS_NOTE, on=on)
 
 
-def host_lines(hosts: Sequence[HostSpeed], most: int | None = None) -> tuple[str, ...]:
+def host_lines(hosts: Sequence[HostSpeed], most: int = ON_PAGE) -> tuple[str, ...]:
     """Which hosts are slower than the others, if any, and how many the table leaves out."""
     if not hosts:
         return ()
-    slow_lines = [line for host in hosts for line in _slow(host)]
-    if not slow_lines and all(host.step_ratio is None or host.step_ratio.low is None for host in hosts):
-        slow_lines = ["too few rounds to tell one host from another"]
-    left = 0 if most is None else len(hosts) - most
-    return (
-        *(slow_lines or ["no host stands out: none is behind the median host by more than chance"]),
-        *([f"{count(left, 'other host')} not shown, none slower than these"] if left > 0 else []),
-    )
+    told = [line for host in hosts for line in _slow(host)]
+    if not told and all(host.step_ratio is None or host.step_ratio.low is None for host in hosts):
+        told = ["too few rounds to tell one host from another"]
+    told = told or ["no host stands out: none is behind the median host by more than chance"]
+    if len(hosts) > most:
+        told.append(f"{count(len(hosts) - most, 'other host')} not shown, none slower than these")
+    return tuple(told)
 
 
-def slowest(hosts: Sequence[HostSpeed], most: int | None) -> list[HostSpeed]:
+def slowest(hosts: Sequence[HostSpeed], most: int) -> list[HostSpeed]:
     """The hosts in their order; the slowest ones where there are more than `most`."""
-    return list(hosts) if most is None or len(hosts) <= most else sorted(hosts, key=_behind)[:most]
+    return list(hosts) if len(hosts) <= most else sorted(hosts, key=_behind)[:most]
 
 
 def _slow(host: HostSpeed) -> list[str]:
@@ -163,12 +154,11 @@ RANKS_NOTE = (
 )
 
 
-def rank_blocks(steps: RankSpread | None) -> tuple[Block, ...]:
+def rank_blocks(steps: RankSpread | None) -> Iterator[Block]:
     """A sentence and the slowest ranks."""
-    if steps is None:
-        return ()
-    prose = lines(*map(sentence, rank_lines(steps)), look="prose")
-    return (prose, rank_table(steps))
+    if steps is not None:
+        yield lines(*map(sentence, rank_lines(steps)), look="prose")
+        yield rank_table(steps)
 
 
 def rank_lines(steps: RankSpread) -> tuple[str, ...]:

@@ -24,17 +24,13 @@ SYMBOLS = ("circle", "diamond", "square", "cross", "triangle-up")
 HUES = ("$accent", "$second", "$third", "$fourth")
 PATTERNS = {
     "input": ".",
-    "forward": "",
-    "backward": "",
-    "compute": "",
     "exposed_transfer": "/",
     "exposed_skew": "x",
     "exposed_enqueue": "+",
     "optimizer": "-",
     "host": "|",
-    "bucket": "",
 }
-"""Patterns by which the parts of a step differ without colour."""
+"""Patterns by which the parts of a step differ without colour; the others have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +56,7 @@ def bar(y: Sequence[Any], x: Sequence[Any], key: str, inside: list[str]) -> Json
     """Horizontal bars of one part of a step."""
     name = key.replace("_", "-")
     marker: Json = {"color": f"${name}", "line": {"color": "$bg", "width": 1}}
-    marker["pattern"] = hatch(PATTERNS[key])
+    marker["pattern"] = hatch(PATTERNS.get(key, ""))
     trace: Json = {"type": "bar", "orientation": "h", "y": y, "x": x, "marker": marker, "text": inside}
     trace |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
     return trace | {"insidetextfont": {"color": f"$on-{name}", "size": 11}}
@@ -82,8 +78,8 @@ def whiskers(values: Sequence[Measured], hue: str, scale: float = 1.0) -> Json:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [scale * (high(v) - v.value) for v in values],
-        "arrayminus": [scale * (v.value - low(v)) for v in values],
+        "array": [scale * (v.most - v.value) for v in values],
+        "arrayminus": [scale * (v.value - v.least) for v in values],
         "color": hue,
         "thickness": 1,
         "width": 3,
@@ -129,13 +125,3 @@ def layout(x: str, y: str | None) -> Json:
 def safe(outside: str) -> str:
     """Text from anywhere, escaped for plotly, which reads tags in its labels."""
     return html.escape(plain(outside))
-
-
-def low(measured: Measured | None) -> float:
-    """The interval's lower end; the value where there is none."""
-    return 0.0 if measured is None else measured.least
-
-
-def high(measured: Measured | None) -> float:
-    """The interval's upper end; the value where there is none."""
-    return 0.0 if measured is None else measured.most

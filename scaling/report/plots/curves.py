@@ -5,7 +5,7 @@ Bus bandwidth against message size: measured, fitted, nominal, and where the mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 
 from scaling.analysis.results import FabricLevel, InferenceCase, Measured, TrainingCase
@@ -20,25 +20,19 @@ def throughput_by_batch(rows: Sequence[Case]) -> Plot | None:
     """Samples a second against batch at the largest world size; the knee is ringed."""
     bars = "bars are 95 % intervals."
     caption = f"A ring marks the knee; {bars}" if any(r.knee for r in rows) else bars.capitalize()
-    return _over_batch(rows, lambda r: r.samples_per_s, "throughput (samples per second)", caption)
+    return _over_batch([(r, r.samples_per_s) for r in rows], "throughput (samples per second)", caption)
 
 
 def latency_by_batch(rows: Sequence[InferenceCase]) -> Plot | None:
     """Median latency against batch."""
-
-    def median(row: Case) -> Measured | None:
-        return row.latency_ms.p50 if isinstance(row, InferenceCase) else None
-
-    return _over_batch(rows, median, "median latency (ms)", "Bars are 95 % intervals.")
+    caption = "Bars are 95 % intervals."
+    return _over_batch([(r, r.latency_ms.p50) for r in rows], "median latency (ms)", caption)
 
 
-def _over_batch(
-    rows: Sequence[Case], metric: Callable[[Case], Measured | None], axis: str, caption: str
-) -> Plot | None:
-    largest = max((r.world_size for r in rows), default=0)
+def _over_batch(rows: Sequence[tuple[Case, Measured | None]], axis: str, caption: str) -> Plot | None:
+    largest = max((row.world_size for row, _ in rows), default=0)
     series: dict[str, list[tuple[Case, Measured]]] = {}
-    for row in rows:
-        value = metric(row)
+    for row, value in rows:
         if value is not None and value.tells and row.world_size == largest:
             series.setdefault(cases.setting(row), []).append((row, value))
     series = {name: sorted(points, key=lambda p: p[0].batch) for name, points in series.items()}
@@ -46,9 +40,9 @@ def _over_batch(
     if len(batches) < 2:
         return None
     styles = zip(cycle(HUES), cycle(DASHES), cycle(SYMBOLS), strict=False)
-    data: list[Json] = []
-    for (name, points), (hue, dash, symbol) in zip(series.items(), styles, strict=False):
-        data.append(_batches(name, points, hue, dash, symbol))
+    data = [
+        _batches(name, points, *style) for (name, points), style in zip(series.items(), styles, strict=False)
+    ]
     shape = layout("batch a rank (log scale)", axis)
     shape["xaxis"] |= {"type": "log", "tickvals": batches, "ticktext": [str(b) for b in batches]}
     shape["yaxis"]["rangemode"] = "tozero"

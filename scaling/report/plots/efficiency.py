@@ -21,10 +21,8 @@ from scaling.report.plots.base import (
     Plot,
     bar_ends,
     hatch,
-    high,
     layout,
     line,
-    low,
     note,
     safe,
     slug,
@@ -39,46 +37,44 @@ BANDS = 2
 
 def scaling_curve(series: Sequence[tuple[str, Sequence[Point]]]) -> Plot | None:
     """Efficiency over world size with its 95 % interval, one line a run, beside the ideal."""
-    measured = [
-        (name, [p for p in points if p.efficiency is not None and p.efficiency.tells])
-        for name, points in series
-    ]
-    measured = [(name, points) for name, points in measured if points]
-    sizes = sorted({p.world_size for _, points in measured for p in points})
+    curves = []
+    for name, points in series:
+        sure = [(p.world_size, p.efficiency) for p in points if p.efficiency and p.efficiency.tells]
+        curves += [(name, sure)] if sure else []
+    sizes = sorted({n for _, sure in curves for n, _ in sure})
     if len(sizes) < 2:
         return None
-    ends = [sizes[0] / 1.25, sizes[-1] * 1.25]
+    many, ends = len(curves), [sizes[0] / 1.25, sizes[-1] * 1.25]
     data = [line(ends, [100, 100], "$muted", "dot") | {"hoverinfo": "skip", "showlegend": False}]
     notes = [
         note(1, 100, "ideal", xref="x domain", xanchor="right", yanchor="bottom", font={"color": "$muted"})
     ]
-    for index, (name, points) in enumerate(measured):
-        data += _curve(name, points, index, many=len(measured))
+    for index, (name, sure) in enumerate(curves):
+        data += _curve(name, sure, index, many=many)
     drawn = layout("world size (ranks, log scale)", "efficiency (% of ideal)")
     drawn["xaxis"] |= {"type": "log", "tickvals": sizes, "ticktext": [str(n) for n in sizes]}
     drawn["xaxis"]["range"] = [math.log10(end) for end in ends]
-    highest = max(high(p.efficiency) for _, points in measured for p in points)
+    highest = max(m.most for _, sure in curves for _, m in sure)
     drawn["yaxis"] |= {"range": [0, max(115, 115 * highest)], "ticksuffix": " %"}
-    drawn |= {"annotations": notes, "showlegend": len(measured) > 1}
+    drawn |= {"annotations": notes, "showlegend": many > 1}
     at = ", ".join(
-        f"{name + ' ' if len(measured) > 1 else ''}{text.ranks(p.world_size)} {text.percent(p.efficiency)}"
-        for name, points in measured
-        for p in points
+        f"{name + ' ' if many > 1 else ''}{text.ranks(n)} {text.percent(m)}"
+        for name, sure in curves
+        for n, m in sure
     )
-    interval = "The band is" if len(measured) <= BANDS else "Bars are"
     return Plot(
         name="efficiency",
         label=f"Efficiency against world size: {at}",
-        caption=f"{interval} the 95 % interval of the measured efficiency; the dotted line is ideal scaling.",
-        height_px=340 if len(measured) <= BANDS else 380,
+        caption=f"{'The band is' if many <= BANDS else 'Bars are'} the 95 % interval of the measured efficiency; "
+        "the dotted line is ideal scaling.",
+        height_px=340 if many <= BANDS else 380,
         data=data,
         layout=drawn,
     )
 
 
-def _curve(name: str, points: Sequence[Point], index: int, *, many: int) -> list[Json]:
+def _curve(name: str, sure: Sequence[tuple[int, Measured]], index: int, *, many: int) -> list[Json]:
     hue = HUES[index % len(HUES)]
-    sure = [(p.world_size, p.efficiency) for p in points if p.efficiency is not None]
     trace = line([n for n, _ in sure], [100 * m.value for _, m in sure], hue, DASHES[index % len(DASHES)])
     # One rank is at 100 % by definition, so it gets no label. Many labels would cover each other.
     named = {n for n, _ in sure if n > 1} if len(sure) <= LABELS else {sure[-1][0]}
@@ -96,7 +92,7 @@ def _curve(name: str, points: Sequence[Point], index: int, *, many: int) -> list
 def _band(sure: Sequence[tuple[int, Measured]], hue: str) -> Json:
     banded = [(n, m) for n, m in sure if m.half_width is not None or n == 1]
     x = [n for n, _ in banded]
-    edges = [100 * high(m) for _, m in banded] + [100 * low(m) for _, m in reversed(banded)]
+    edges = [100 * m.most for _, m in banded] + [100 * m.least for _, m in reversed(banded)]
     band = {"x": x + x[::-1], "y": edges, "fill": "toself", "fillcolor": hue + "-soft", "mode": "lines"}
     return band | {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
 
@@ -136,15 +132,13 @@ def waterfall(point: Point) -> Plot | None:
 
 def _row(fall: Fall) -> _Row:
     begin, end = 100 * fall.start, 100 * fall.end
-    hue, pattern = "$loss" if end <= begin else "$gain", "" if end <= begin else "."
-    interval = None
-    if fall.cause == IDEAL:
-        hue, pattern = "$ideal", ""
-    elif fall.cause == MEASURED:
-        hue, pattern = "$accent", ""
-        interval = (100 * low(fall.value), 100 * high(fall.value))
-    else:
-        interval = (begin - 100 * high(fall.value), begin - 100 * low(fall.value))
+    hue, pattern = ("$loss", "") if end <= begin else ("$gain", ".")
+    if fall.cause in (IDEAL, MEASURED):
+        hue, pattern = "$ideal" if fall.cause == IDEAL else "$accent", ""
+    interval = fall.value.interval if fall.value else None
+    if interval is not None:
+        low, high = (100 * edge for edge in interval)
+        interval = (low, high) if fall.cause == MEASURED else (begin - high, begin - low)
     return _Row(
         name=fall.name,
         start=min(begin, end),
@@ -152,7 +146,7 @@ def _row(fall: Fall) -> _Row:
         label=text.percent(fall.value),
         hue=hue,
         pattern="/" if fall.cause == "unexplained" else pattern,
-        end=interval if _sure(fall.value) else None,
+        end=interval,
     )
 
 
@@ -165,7 +159,7 @@ def differences(causes: Sequence[tuple[str, Measured]], world_size: int) -> Plot
             label=text.signed(text.quantity(value, "ms")),
             hue="$loss" if value.value >= 0 else "$gain",
             pattern="" if value.value >= 0 else ".",
-            end=(low(value), high(value)) if _sure(value) else None,
+            end=value.interval,
         )
         for cause, value in causes
     ]
@@ -175,10 +169,6 @@ def differences(causes: Sequence[tuple[str, Measured]], world_size: int) -> Plot
     caption = "Dotted bars: less time in the other run; solid bars: more; thin lines: 95 % intervals."
     what = f"Difference of the step by cause at {text.ranks(world_size)}"
     return _bars(slug("difference", world_size), what, rows, "ms of a step, other - base", axis, caption)
-
-
-def _sure(measured: Measured | None) -> bool:
-    return measured is not None and measured.half_width is not None
 
 
 def _bars(name: str, what: str, rows: Sequence[_Row], unit: str, axis: Json, caption: str) -> Plot:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scaling.analysis.results import Measured, Span, StepHistory, StepParts, Timeline
 from scaling.report import text
-from scaling.report.plots.base import Json, Plot, bar, bar_ends, high, layout, line, low, safe, slug
+from scaling.report.plots.base import Json, Plot, bar, bar_ends, layout, line, safe, slug
 from scaling.units import format_bytes
 
 STEPS_SHOWN = 2000
@@ -23,8 +23,7 @@ _LANE = 0.84
 
 def parts(rows: Sequence[tuple[str, StepParts]], *, traced: bool = False) -> Plot | None:
     """The parts of a step, stacked, one bar a row; `traced`: by a profiler."""
-    named_parts = [(name, dict(text.parts_of(row))) for name, row in rows]
-    named_parts = [(name, row) for name, row in named_parts if row]
+    named_parts = [(name, ms_of) for name, row in rows if (ms_of := dict(text.parts_of(row)))]
     if not named_parts:
         return None
     names = [safe(name) for name, _ in named_parts]
@@ -174,7 +173,7 @@ def history(steps: StepHistory, mean: Measured | None) -> Plot | None:
     if mean is not None:
         ends = [min(times), max(times)]
         data.append(line(ends, [mean.value] * 2, "$fg", "dash") | {"name": "mean", "hoverinfo": "skip"})
-        edges: Json = {"x": [*ends, *ends[::-1]], "y": [low(mean)] * 2 + [high(mean)] * 2, "fill": "toself"}
+        edges: Json = {"x": [*ends, *ends[::-1]], "y": [mean.least] * 2 + [mean.most] * 2, "fill": "toself"}
         edges |= {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fillcolor": "$accent-soft"}
         data.append(edges | {"hoverinfo": "skip", "showlegend": False})
     drawn = layout("time spent measuring (s)", "step (ms)")

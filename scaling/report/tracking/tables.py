@@ -12,12 +12,10 @@ from typing import Any
 from scaling.analysis.results import (
     Analysis,
     Comparison,
-    Fabric,
     InferenceCase,
     Loss,
     Measured,
     Point,
-    RankSpread,
     StepParts,
     TrainingCase,
     Verdict,
@@ -82,9 +80,22 @@ def tables(analysis: Analysis) -> Json:
         "parts_by_world_size": _table(rows, ("world_size", *PARTS_COLUMNS)),
         "loss_waterfall": _table([row for p in analysis.points for row in waterfall_rows(p)]),
         "buckets": _table([row for p in analysis.points for row in _buckets(p)]),
-        "fabric_curve": _table(_fabric_rows(analysis.fabric)),
+        "fabric_curve": _table(
+            [
+                {"level": level.name, "world_size": level.world_size} | spread(named("{}", point))
+                for level in analysis.fabric.levels
+                for point in level.curve
+            ]
+        ),
         "hosts": _table([_told(h) for h in slowest(analysis.hosts, ON_PAGE)]),
-        "slowest_ranks": _table(_slowest_rows(analysis.ranks)),
+        "slowest_ranks": _table(
+            [
+                {"host": host.host, "hostname": host.hostname, "host_ratio": host.ratio}
+                | spread(named("{}", step) | {"slow": int(step.slow)})
+                for host in (analysis.ranks.hosts if analysis.ranks else ())
+                for step in host.slowest
+            ]
+        ),
         **{
             name: _table([_told(each) for p in analysis.points for each in getattr(p, name)])
             for name in ("phases", "pauses", "stalls", "drifts")
@@ -138,28 +149,10 @@ def _buckets(point: Point) -> Iterator[Json]:
         yield {"world_size": point.world_size, "bucket": index} | spread(named("{}", bucket))
 
 
-def _fabric_rows(fabric: Fabric) -> list[Json]:
-    return [
-        {"level": level.name, "world_size": level.world_size} | spread(named("{}", point))
-        for level in fabric.levels
-        for point in level.curve
-    ]
-
-
 def _told(result: Any) -> Json:
     """The fields of a result, lists as texts."""
     fields = named("{}", result).items()
     return spread({key: ", ".join(map(str, v)) if isinstance(v, tuple) else v for key, v in fields})
-
-
-def _slowest_rows(steps: RankSpread | None) -> list[Json]:
-    """The slowest ranks, host by host."""
-    return [
-        {"host": host.host, "hostname": host.hostname, "host_ratio": host.ratio}
-        | spread(named("{}", step) | {"slow": int(step.slow)})
-        for host in (steps.hosts if steps else ())
-        for step in host.slowest
-    ]
 
 
 def _verdict_row(verdict: Verdict) -> Json:
@@ -217,12 +210,21 @@ def charts(analysis: Analysis) -> Json:
     """Every chart that has something to draw."""
     rows = [numbers(p) for p in analysis.points]
     fallen = [p for p in analysis.points if p.loss is not None]
+    curves = (
+        (f"{level.name} {point.collective} n={level.world_size}", point.bytes, point.busbw_gbit_s)
+        for level in analysis.fabric.levels
+        for point in level.curve
+    )
+    throughput = (
+        (f"{cases.setting(row)} n={row.world_size}", row.batch, row.samples_per_s)
+        for row in (*analysis.inference, *analysis.training)
+    )
     by_name = {
-        "efficiency_chart": _lines("Scaling efficiency, with its 95 % interval", rows, EFFICIENCY),
-        "parts_chart": _lines("Where a step goes, ms", rows, PARTS_COLUMNS),
-        "loss_chart": _lines("Lost efficiency by cause", rows, LOSS_COLUMNS),
-        "fabric_chart": _fabric_chart(analysis.fabric),
-        "throughput_chart": _case_chart((*analysis.inference, *analysis.training)),
+        "efficiency_chart": _over_world_size("Scaling efficiency, with its 95 % interval", rows, EFFICIENCY),
+        "parts_chart": _over_world_size("Where a step goes, ms", rows, PARTS_COLUMNS),
+        "loss_chart": _over_world_size("Lost efficiency by cause", rows, LOSS_COLUMNS),
+        "fabric_chart": _lines("Bus bandwidth, Gbit/s", "bytes", _series(curves)),
+        "throughput_chart": _lines("Samples per second", "batch", _series(throughput)),
     }
     by_name = {k: v for k, v in by_name.items() if v["series"]}
     if fallen:
@@ -237,18 +239,17 @@ def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
         _, other = side_by_side.run_names(pair)
         ratios = [(float(p.world_size), p.ratio.value) for p in pair.points if p.ratio and p.ratio.tells]
         series |= {other: ratios} if ratios else {}
-    chart = {"kind": "line", "title": "Throughput over the base", "x": "world_size", "series": series}
-    return {"ratio_chart": chart} if series else {}
+    return {"ratio_chart": _lines("Throughput over the base", "world_size", series)} if series else {}
 
 
-def _lines(title: str, rows: Sequence[Json], columns: Iterable[str]) -> Json:
+def _over_world_size(title: str, rows: Sequence[Json], columns: Iterable[str]) -> Json:
     series = {name: [(row["world_size"], row[name]) for row in rows if name in row] for name in columns}
-    return {
-        "kind": "line",
-        "title": title,
-        "x": "world_size",
-        "series": {k: v for k, v in series.items() if v},
-    }
+    return _lines(title, "world_size", {k: v for k, v in series.items() if v})
+
+
+def _lines(title: str, x: str, series: dict[str, list[tuple[float, float]]]) -> Json:
+    """A chart of lines: their names, and points (x, y)."""
+    return {"kind": "line", "title": title, "x": x, "series": series}
 
 
 def _bars(point: Point) -> Json:
@@ -258,21 +259,10 @@ def _bars(point: Point) -> Json:
     return {"kind": "bar", "title": title, "label": "cause", "value": "% of the step", "bars": bars}
 
 
-def _case_chart(rows: Sequence[InferenceCase | TrainingCase]) -> Json:
+def _series(points: Iterable[tuple[str, float, Measured | None]]) -> dict[str, list[tuple[float, float]]]:
+    """Lines from (name, x, y); a y that tells nothing is left out."""
     series: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.samples_per_s is not None and row.samples_per_s.tells:
-            label = f"{cases.setting(row)} n={row.world_size}"
-            series.setdefault(label, []).append((row.batch, row.samples_per_s.value))
-    return {"kind": "line", "title": "Samples per second", "x": "batch", "series": series}
-
-
-def _fabric_chart(fabric: Fabric) -> Json:
-    series: dict[str, list[tuple[float, float]]] = {}
-    for level in fabric.levels:
-        for point in level.curve:
-            if not point.busbw_gbit_s.tells:
-                continue
-            label = f"{level.name} {point.collective} n={level.world_size}"
-            series.setdefault(label, []).append((point.bytes, point.busbw_gbit_s.value))
-    return {"kind": "line", "title": "Bus bandwidth, Gbit/s", "x": "bytes", "series": series}
+    for name, x, y in points:
+        if y is not None and y.tells:
+            series.setdefault(name, []).append((x, y.value))
+    return series
