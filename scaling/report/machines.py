@@ -49,11 +49,11 @@ def machine_table(machines: Sequence[MachineGroup], plan: Plan) -> Table | None:
     if not machines:
         return None
     columns = (("", ""), *((_ranks(machine.ranks), "") for machine in machines))
-    sizes = [format_bytes(m.device_memory_bytes) if m.device_memory_bytes else None for m in machines]
+    memories = [m.device_memory_bytes for m in machines]
     facts = (
         ("hosts", [_hosts(machine) for machine in machines]),
         *((label, [getattr(machine, name) for machine in machines]) for name, label in NAMES),
-        ("device memory", sizes),
+        ("device memory", [None if size is None else format_bytes(size) for size in memories]),
         ("environment", [", ".join(map("=".join, machine.environment)) or None for machine in machines]),
         ("scaling-harness", [plan.version] * len(machines)),
         ("commit", [plan.commit or None] * len(machines)),

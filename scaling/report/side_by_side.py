@@ -39,7 +39,7 @@ def allocations_answer(comparison: Comparison, names: tuple[str, str]) -> str:
     point = max(decided, key=lambda p: p.world_size)
     assert point.allocations is not None
     rates = (point.allocations.base, point.allocations.other)
-    first, second = (_percent(_apart(side)) for side in rates)
+    first, second = map(_apart, rates)
     return (
         f"The interval contains how far nodes differ: {counts}, which are up to {first} % apart with {names[0]} and "
         f"{second} % with {names[1]}."
@@ -61,7 +61,7 @@ def allocation_lines(comparison: Comparison, names: tuple[str, str]) -> Iterator
         )
         for name, side, rates in both:
             slowest = _slowest(side, rates)
-            yield f"{ranks(point.world_size)}: {name}: up to {_percent(_apart(rates))} % apart, slowest {slowest}"
+            yield f"{ranks(point.world_size)}: {name}: up to {_apart(rates)} % apart, slowest {slowest}"
 
 
 def _each(many: tuple[int, int], names: tuple[str, str]) -> str:
@@ -71,14 +71,10 @@ def _each(many: tuple[int, int], names: tuple[str, str]) -> str:
     return f"{count(many[0], 'allocation')} of {names[0]} and {many[1]} of {names[1]}"
 
 
-def _apart(rates: Sequence[Measured | None]) -> float:
-    """The fastest over the slowest, minus 1."""
+def _apart(rates: Sequence[Measured | None]) -> str:
+    """The fastest over the slowest, minus 1, in percent."""
     speeds = [rate.value for rate in rates if rate is not None]
-    return max(speeds) / min(speeds) - 1
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.2g}"
+    return f"{(max(speeds) / min(speeds) - 1) * 100:.2g}"
 
 
 def _slowest(side: Sequence[Allocation], rates: Sequence[Measured | None]) -> str:

@@ -7,6 +7,7 @@ What a run was asked to measure, as texts; `scaling plan` needs it without the t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -41,19 +42,11 @@ PARTS = {
 CAUSES = {
     "small_batch": "smaller batch",
     "neighbours": "busy neighbours",
-    "strategy_overhead": "strategy overhead",
-    "straggler": "straggler",
     "imbalance": "token imbalance",
-    "link_latency": "link latency",
-    "link_bandwidth": "link bandwidth",
-    "communication": "communication",
     "overlap": "overlap slowdown",
-    "input": "input",
-    "host": "host",
     "clocks": "lower clocks",
-    "slower_compute": "slower compute",
-    "unexplained": "unexplained",
 }
+"""Causes that are not called by the words of their keys."""
 STATUSES = {
     "planned": "not started",
     "oom": "out of memory",
@@ -185,13 +178,12 @@ def headline(text: str) -> str:
 
 def parts_of(parts: StepParts) -> tuple[tuple[str, Measured], ...]:
     """(key, ms) of the parts of a step that were measured, in the order in which they run."""
-    pairs = ((key, getattr(parts, key)) for key in PARTS)
-    return tuple((key, value) for key, value in pairs if value is not None)
+    return tuple((key, value) for key in PARTS if (value := getattr(parts, key)) is not None)
 
 
 def losses_of(loss: Loss) -> tuple[tuple[str, Measured | None], ...]:
     """(cause, fraction) of the known causes; `unexplained` always, known or not."""
-    pairs = ((key, getattr(loss, key)) for key in CAUSES)
+    pairs = ((field.name, getattr(loss, field.name)) for field in dataclasses.fields(loss))
     return tuple((key, value) for key, value in pairs if value is not None or key == "unexplained")
 
 

@@ -29,7 +29,7 @@ from scaling.report.model import Column, Document, Line, Lines, Section, Table, 
 from scaling.units import format_bytes, format_duration
 
 PAIRS_SHOWN = 12
-PROBLEM_WIDTH = 9
+NAME_WIDTH = 9
 
 
 def document(checkup: Diagnosis, folder: Path | str) -> Document:
@@ -51,21 +51,22 @@ def _sections(checkup: Diagnosis) -> Iterator[Section]:
     )
     yield Section(title="", blocks=(checked,))
     if checkup.roofline is not None:
-        yield _ceilings(checkup.roofline)
-        yield _step(checkup.roofline)
+        yield from _roofline(checkup.roofline)
     if checkup.parity is not None:
         yield _parity(checkup.parity)
     compare = (
         "a pair alone is no collective; scaling import nccl-tests LOG compares yours (scaling trace --how)"
     )
     others = lines(*checkup.others, *(compare,) * bool(checkup.others), look="prose")
-    yield Section(title="between pairs of ranks, one pair at a time", blocks=(_pairs(checkup.pairs), others))
+    slowest = sorted(checkup.pairs, key=lambda p: p.bandwidth_gbit_s.value)[:PAIRS_SHOWN]
+    pairs = tabulated(slowest, PAIRS, label="Pairs of ranks")
+    yield Section(title="between pairs of ranks, one pair at a time", blocks=(pairs, others))
     yield Section(
         title="memory of the rank that holds most, by phase of a step",
         blocks=(tabulated(checkup.memory, MEMORY, label="Memory"),),
     )
     yield Section(title="differs between ranks", blocks=(lines(*_differences(checkup), look="prose"),))
-    problems = Lines(items=tuple(_problems(checkup)), look="facts", name_width=PROBLEM_WIDTH)
+    problems = Lines(items=tuple(_problems(checkup)), look="facts", name_width=NAME_WIDTH)
     yield Section(title=f"problems: {_count(checkup)}", blocks=(problems,), title_alone=True)
 
 
@@ -91,25 +92,15 @@ def _differences(checkup: Diagnosis) -> Iterator[str]:
             yield f"{item.key}: {'; '.join(f'{v.value} on {_ranks(v.ranks)}' for v in item.values)}"
 
 
-def _ceilings(roofline: RooflineResult) -> Section:
-    table = Table(
+def _roofline(use: RooflineResult) -> Iterator[Section]:
+    """What the device can do at best, and what of it a step without DDP uses."""
+    ceilings = Table(
         columns=(("work", ""), ("size", ""), ("best", ""), ("unit", "")),
-        rows=tuple(map(_ceiling, roofline.ceilings)),
+        rows=tuple(map(_ceiling, use.ceilings)),
         label="Ceilings",
     )
-    title = f"ceilings of rank {roofline.rank} ({roofline.device}), the best of some repetitions"
-    return Section(title=title, blocks=(table,))
-
-
-def _ceiling(ceiling: CeilingResult) -> tuple[str, ...]:
-    name = ceiling.name.replace("_", " ")
-    if ceiling.unit == "1/s":
-        return (name, "", f"{ceiling.best.value / 1e6:.3g}", "M/s")
-    size = format_bytes(ceiling.size) if ceiling.unit == "bytes/s" else str(ceiling.size or "")
-    return (name, size, f"{ceiling.best.value / 1e9:.4g}", f"G{ceiling.unit}")
-
-
-def _step(use: RooflineResult) -> Section:
+    title = f"ceilings of rank {use.rank} ({use.device}), the best of some repetitions"
+    yield Section(title=title, blocks=(ceilings,))
     work = (
         f"{use.flops / 1e9:.4g} GFLOP, {format_bytes(use.bytes)} read and written, {use.operators} operators; "
         f"{use.achieved_flop_s.value / 1e9:.4g} GFLOP/s; {findings.use_line(use.mfu, use.hfu, use)}"
@@ -121,7 +112,15 @@ def _step(use: RooflineResult) -> Section:
     )
     at = f"batch {use.batch}, {use.precision}"
     title = f"a step without DDP ({at}): {text.quantity(use.step_ms, 'ms')}, bound: {use.bound}"
-    return Section(title=title, blocks=(lines(work, look="prose"), bounds))
+    yield Section(title=title, blocks=(lines(work, look="prose"), bounds))
+
+
+def _ceiling(ceiling: CeilingResult) -> tuple[str, ...]:
+    name = ceiling.name.replace("_", " ")
+    if ceiling.unit == "1/s":
+        return (name, "", f"{ceiling.best.value / 1e6:.3g}", "M/s")
+    size = format_bytes(ceiling.size) if ceiling.unit == "bytes/s" else str(ceiling.size or "")
+    return (name, size, f"{ceiling.best.value / 1e9:.4g}", f"G{ceiling.unit}")
 
 
 def _ms(value: Measured) -> str:
@@ -179,17 +178,11 @@ MEMORY: tuple[Column[PhasePeak], ...] = (
 )
 
 
-def _pairs(pairs: Sequence[PairBandwidth]) -> Table:
-    slowest = sorted(pairs, key=lambda p: p.bandwidth_gbit_s.value)[:PAIRS_SHOWN]
-    return tabulated(slowest, PAIRS, label="Pairs of ranks")
-
-
 _VERDICTS = {
     "held": "held",
     "not_held": "did not hold",
     "not_distinguishable": "not distinguishable from the present settings",
 }
-_WIDTH = 9
 
 
 def case_lines(case: SelfTestCase) -> Iterator[str]:
@@ -215,11 +208,7 @@ def selftest_document(test: SelfTest, folder: Path) -> Document:
         f"{hits} of {len(test.cases)} hit ({test.hit_rate:.0%} of those planned), {test.false_alarms} false "
         f"alarms, median attribution error {error}: {'passed' if test.passed else 'NOT PASSED'}",
     )
-    return Document(
-        title="Self-test",
-        sections=(Section(title="", blocks=(_comments(*comments),)),),
-        closing=(Line(name="runs", text=str(folder)),),
-    )
+    return _document("Self-test", _comments(*comments), folder=folder)
 
 
 def verification_document(check: Verification, folder: Path) -> Document:
@@ -231,20 +220,22 @@ def verification_document(check: Verification, folder: Path) -> Document:
         ),
         look="conditions",
         whole=True,
-        name_width=_WIDTH,
+        name_width=NAME_WIDTH,
     )
     gains = named(
         ("predicted", _gain(check.predicted_gain)),
         ("measured", f"{_gain(check.measured_gain)}   in {check.how}"),
         ("A/A", f"{_gain(check.aa_floor)}   the present settings against themselves"),
-        name_width=_WIDTH + 2,
+        name_width=NAME_WIDTH + 2,
     )
-    blocks = (remedy, gains, _comments(_VERDICTS[check.verdict]))
-    return Document(
-        title=f"Verification of {check.remedy}",
-        sections=(Section(title="", blocks=blocks),),
-        closing=(Line(name="runs", text=str(folder)),),
-    )
+    verdict = _comments(_VERDICTS[check.verdict])
+    return _document(f"Verification of {check.remedy}", remedy, gains, verdict, folder=folder)
+
+
+def _document(title: str, *blocks: Lines, folder: Path) -> Document:
+    """What several runs showed; `folder` keeps them."""
+    runs = Line(name="runs", text=str(folder))
+    return Document(title=title, sections=(Section(title="", blocks=blocks),), closing=(runs,))
 
 
 def _comments(*texts: str) -> Lines:

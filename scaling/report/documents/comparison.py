@@ -65,18 +65,14 @@ def document(
 ) -> Document:
     """What differs, by how much and why. The figures of a page need both analyses; `sweep`: both runs as a table."""
     names = side_by_side.run_names(comparison)
-    slow = slower(sweep) if sweep else ""
+    slow = map(text.sentence, _slower(sweep)) if sweep else ()
+    whole = (Section(title=TITLE, blocks=(table(sweep),)),) if sweep else ()
     return Document(
         title=f"{names[1]} against {names[0]}",
-        answer=f"{side_by_side.answer(comparison)} {slow}".rstrip(),
+        answer=" ".join((side_by_side.answer(comparison), *slow)),
         not_valid=not comparison.comparable,
-        sections=(*_sections(comparison, names, base, other), *_table(sweep)),
+        sections=(*_sections(comparison, names, base, other), *whole),
     )
-
-
-def _table(sweep: Sweep | None) -> Iterator[Section]:
-    if sweep is not None:
-        yield Section(title=TITLE, blocks=(table(sweep),))
 
 
 def _sections(
@@ -191,12 +187,12 @@ def _at_each(comparison: Comparison, line: Callable[[PointComparison], str]) -> 
 
 def _paired_parts(base: Analysis, other: Analysis) -> list[tuple[str, StepParts]]:
     """The parts of both runs at each world size that both measured."""
-    others = {p.world_size: p.parts_ms for p in other.points}
-    both = [(p.world_size, p.parts_ms, others[p.world_size]) for p in base.points if p.world_size in others]
+    others = {p.world_size: p for p in other.points}
     return [
-        (f"{text.ranks(n)}, {name}", parts)
-        for n, first, second in both
-        for name, parts in (("base", first), ("other", second))
+        (f"{text.ranks(p.world_size)}, {name}", point.parts_ms)
+        for p in base.points
+        if p.world_size in others
+        for name, point in (("base", p), ("other", others[p.world_size]))
     ]
 
 
@@ -312,30 +308,18 @@ APART = (
 
 def table(sweep: Sweep) -> Table:
     """A row for each run, world size and case, under the settings that differ."""
-    done = all(row.status == "done" for row in sweep.rows)
-    batches = "batch_per_rank" not in sweep.keys and "batch" not in sweep.keys and _batches_differ(sweep)
-    columns = heads(
-        *map(plain, sweep.keys),
-        "ranks",
-        *((("batch", "a rank"),) if batches else ()),
-        ("samples", "1/s"),
-        ("efficiency", "%"),
-        ("cause", "of the step"),
-        *(() if done else ("status",)),
+    shown = {
+        "batch": not {"batch_per_rank", "batch"} & set(sweep.keys) and _batches_differ(sweep),
+        "status": any(row.status != "done" for row in sweep.rows),
+    }
+    numbers = tabulated(sweep.rows, [column for column in SWEPT if shown.get(column[0], True)])
+    settings = [[plain(row.settings[key]) for key in sweep.keys] for row in sweep.rows]
+    return Table(
+        columns=(*heads(*map(plain, sweep.keys)), *numbers.columns),
+        rows=tuple((*chosen, *row) for chosen, row in zip(settings, numbers.rows, strict=True)),
+        label="All runs",
+        note=NOTE,
     )
-    rows = tuple(
-        (
-            *(plain(row.settings[key]) for key in sweep.keys),
-            str(row.world_size),
-            *((str(row.batch or text.NONE),) if batches else ()),
-            text.cell(row.samples_per_s),
-            text.cell(row.efficiency, 100),
-            _cause(row),
-            *(() if done else (text.status_name(row.status),)),
-        )
-        for row in sweep.rows
-    )
-    return Table(columns=columns, rows=rows, label="All runs", note=NOTE)
 
 
 def answer(sweep: Sweep) -> str:
@@ -348,11 +332,6 @@ def answer(sweep: Sweep) -> str:
     if sweep.contended:
         sentences.append("a run was contended, so this is a hint and not a finding")
     return " ".join(map(text.sentence, sentences))
-
-
-def slower(sweep: Sweep) -> str:
-    """`2 ranks are slower than 1 with ...`; empty where none are."""
-    return " ".join(map(text.sentence, _slower(sweep)))
 
 
 def _batches_differ(sweep: Sweep) -> bool:
@@ -381,9 +360,20 @@ def _best(sweep: Sweep, best: SweepBest) -> str:
 
 
 def _slower(sweep: Sweep) -> Iterator[str]:
-    yield from slower_lines([(row.world_size, plain(row.name), row.speedup) for row in sweep.rows])
+    """`2 ranks are slower than 1 with ...`, where some are."""
+    return slower_lines([(row.world_size, plain(row.name), row.speedup) for row in sweep.rows])
 
 
 def _name(row: SweepRow) -> str:
     size = text.ranks(row.world_size)
     return f"{plain(row.name)} at {size}" if row.name else size
+
+
+SWEPT: tuple[Column[SweepRow], ...] = (
+    ("ranks", "", lambda row: str(row.world_size)),
+    ("batch", "a rank", lambda row: str(row.batch or text.NONE)),
+    ("samples", "1/s", lambda row: text.cell(row.samples_per_s)),
+    ("efficiency", "%", lambda row: text.cell(row.efficiency, 100)),
+    ("cause", "of the step", _cause),
+    ("status", "", lambda row: text.status_name(row.status)),
+)

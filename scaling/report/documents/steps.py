@@ -38,18 +38,17 @@ EFFICIENCY = "where the efficiency goes"
 
 def efficiency(points: Sequence[Point]) -> Iterator[Section]:
     """The waterfalls: on a page all of them, the largest world size first; in Markdown the largest as bars."""
-    fallen = sorted((p for p in points if p.loss is not None), key=lambda p: -p.world_size)
-    figures = [Figure(plot=waterfall(p), title=text.ranks(p.world_size)) for p in fallen]
-    others = [
-        Figure(plot=waterfall(p), title=text.ranks(p.world_size), beside=True) for p in reversed(fallen[1:])
+    fallen = sorted((p for p in points if p.loss is not None), key=lambda p: p.world_size)
+    figures = [
+        Figure(plot=waterfall(p), title=text.ranks(p.world_size), beside=p is not fallen[-1]) for p in fallen
     ]
     told = [
         f"{text.ranks(p.world_size)}{', tokens' * (line.name == 'tokens')}: {line.text}"
         for p in points
         for line in _told(p)
     ]
-    yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*told)), on=PAGE)
-    for point in fallen[:1]:
+    yield Section(title=EFFICIENCY, blocks=(*figures[-1:], *figures[:-1], lines(*told)), on=PAGE)
+    for point in fallen[-1:]:
         if point.loss is not None and point.world_size > 1:
             bars = waterfall_bars(point.loss, point.efficiency)
             title = f"{EFFICIENCY}, {text.ranks(point.world_size)}"

@@ -22,6 +22,7 @@ from typing import Any
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.records.paths import RunFolder
+from scaling.units import count
 
 WRITE_BOUND_S = 60.0
 UPLOAD_BOUND_S = 600.0
@@ -80,10 +81,8 @@ def write(folder: RunFolder, document: dict[str, Any], *, bound_s: float = WRITE
     shutil.rmtree(before, ignore_errors=True)
     _move(_ours(current, ids, data), before)
     try:
-        text = json.dumps(document, allow_nan=False)
-        _run_module(
-            folder, ["scaling.report.tracking.sync"], bound_s=bound_s, text=text, check=True, data=data
-        )
+        text, module = json.dumps(document, allow_nan=False), ["scaling.report.tracking.sync"]
+        _run_module(folder, module, bound_s=bound_s, text=text, check=True, data=data)
     except BaseException:
         for path in _ours(current, ids, data):
             shutil.rmtree(path, ignore_errors=True)
@@ -131,7 +130,7 @@ def sync(folder: RunFolder, *, ids: Sequence[str] | None = None, bound_s: float 
         raise ScalingError(f"{folder.path}: no W&B runs to upload; tracking=offline and online write them")
     pending, output = [run for run in runs if not _uploaded(run)], ""
     if not pending:
-        return f"{_count(len(runs))} uploaded before, nothing to do"
+        return f"{count(len(runs), 'W&B run')} uploaded before, nothing to do"
     try:
         output = _run_module(folder, ["wandb", "sync", *map(str, pending)], bound_s=bound_s)
         reason = _reason(output)
@@ -140,9 +139,9 @@ def sync(folder: RunFolder, *, ids: Sequence[str] | None = None, bound_s: float 
     # `wandb sync` exits with 0 even when the server cannot be reached; the marks that it leaves show what was uploaded.
     left = [run for run in pending if not _uploaded(run)]
     if left:
-        raise ScalingError(f"{len(left)} of {_count(len(runs))} not uploaded: {reason}")
+        raise ScalingError(f"{len(left)} of {count(len(runs), 'W&B run')} not uploaded: {reason}")
     links = sorted(re.findall(r"View run .* at (\S+)", output))  # the summary run's comes last
-    return f"{_count(len(pending))} uploaded{''.join(f', see {link}' for link in links[-1:])}"
+    return f"{count(len(pending), 'W&B run')} uploaded{''.join(f', see {link}' for link in links[-1:])}"
 
 
 def _run_module(
@@ -211,10 +210,6 @@ def _uploaded(run: Path) -> bool:
     return any(run.glob("*.wandb.synced"))
 
 
-def _count(runs: int) -> str:
-    return f"{runs} W&B run{'s' if runs != 1 else ''}"
-
-
 def _replay(document: dict[str, Any]) -> None:
     """Log a document through W&B's SDK: one process, and one service of W&B's, for all its runs."""
     import wandb  # noqa: PLC0415  a third of a second, and only this process needs it
@@ -246,7 +241,7 @@ def _log(run: Any, record: dict[str, Any]) -> None:
     media = {
         k: wandb.Table(columns=t["columns"], data=t["rows"]) for k, t in record.get("tables", {}).items()
     }
-    media |= {k: _CHARTS[chart["kind"]](chart) for k, chart in record.get("charts", {}).items()}
+    media |= {k: _chart(chart) for k, chart in record.get("charts", {}).items()}
     if media:
         run.log(media)
     if "artifact" in record:
@@ -260,22 +255,16 @@ def _log(run: Any, record: dict[str, Any]) -> None:
     run.summary.update(record["summary"])
 
 
-def _line_chart(chart: dict[str, Any]) -> Any:
+def _chart(chart: dict[str, Any]) -> Any:
     import wandb  # noqa: PLC0415
 
-    xs, ys = ([[pair[i] for pair in pairs] for pairs in chart["series"].values()] for i in (0, 1))
-    return wandb.plot.line_series(xs, ys, keys=list(chart["series"]), title=chart["title"], xname=chart["x"])
-
-
-def _bar_chart(chart: dict[str, Any]) -> Any:
-    import wandb  # noqa: PLC0415
-
+    if chart["kind"] == "line":
+        xs, ys = ([[pair[i] for pair in pairs] for pairs in chart["series"].values()] for i in (0, 1))
+        keys = list(chart["series"])
+        return wandb.plot.line_series(xs, ys, keys=keys, title=chart["title"], xname=chart["x"])
     label, value = chart["label"], chart["value"]
     table = wandb.Table(columns=[label, value], data=[list(bar) for bar in chart["bars"]])
     return wandb.plot.bar(table, label, value, title=chart["title"])
-
-
-_CHARTS = {"line": _line_chart, "bar": _bar_chart}
 
 
 if __name__ == "__main__":

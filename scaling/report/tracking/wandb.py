@@ -35,17 +35,7 @@ from scaling.records.launch import Environment
 from scaling.records.paths import RunFolder
 from scaling.report import cases, findings, side_by_side, text
 from scaling.report.answer import answer
-from scaling.report.tracking import sync
-from scaling.report.tracking.tables import (
-    DRAWN,
-    charts,
-    comparison_charts,
-    comparison_tables,
-    named,
-    numbers,
-    spread,
-    tables,
-)
+from scaling.report.tracking import sync, tables
 from scaling.settings.cases import batches
 from scaling.settings.environment import MACHINE, VERSIONS, is_secret
 from scaling.settings.plan import SETTLED, Plan, Trial
@@ -208,7 +198,8 @@ def _document(
             "config": config | trial_config(plan, trial),
             "x": "step",
             "history": steps.get(trial.world_size, []),
-            "summary": spread(ends.get(trial.world_size, {})) | numbers(points.get(trial.world_size)),
+            "summary": tables.spread(ends.get(trial.world_size, {}))
+            | tables.numbers(points.get(trial.world_size)),
         }
         for trial in plan.trials
     ]
@@ -238,8 +229,8 @@ def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Co
         "config": {"base": plan.id, "others": [pair.other.id for pair in comparisons]},
         "x": "world_size",
         "history": [],
-        "tables": comparison_tables(comparisons),
-        "charts": comparison_charts(comparisons),
+        "tables": tables.comparison_tables(comparisons),
+        "charts": tables.comparison_charts(comparisons),
         "alerts": list(regressions(comparisons)) if plan.spec.tracking.alerts else [],
         "summary": summary,
     }
@@ -292,8 +283,10 @@ def _steps(history: StepHistory) -> list[Json]:
 
 
 def _summary(analysis: Analysis, plan: Plan) -> Json:
-    rows = [numbers(p) for p in analysis.points]
-    quality = {k: v for k, v in named("{}", analysis.quality).items() if k not in ("warnings", "reached")}
+    rows = [tables.numbers(p) for p in analysis.points]
+    quality = {
+        k: v for k, v in tables.named("{}", analysis.quality).items() if k not in ("warnings", "reached")
+    }
     sizes = {f"n{row['world_size']}/{k}": v for row in rows for k, v in row.items()}
     whole = {"duration_s": analysis.run.duration_s, "objective": objective(analysis, plan)}
     texts = {
@@ -303,10 +296,10 @@ def _summary(analysis: Analysis, plan: Plan) -> Json:
     }
     return {
         "x": "world_size",
-        "history": [{name: row[name] for name in DRAWN if name in row} for row in rows],
-        "tables": tables(analysis),
-        "charts": charts(analysis),
-        "summary": sizes | spread(quality | whole) | texts,
+        "history": [{name: row[name] for name in tables.DRAWN if name in row} for row in rows],
+        "tables": tables.tables(analysis),
+        "charts": tables.charts(analysis),
+        "summary": sizes | tables.spread(quality | whole) | texts,
     }
 
 
