@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import (
-    Analysis,
-    CaseComparison,
-    Comparison,
-    InferenceCase,
-    LargestBatch,
-    TrainingCase,
-)
+from scaling.analysis import results
 from scaling.plain import plain
 from scaling.report.model import Column, Table, tabulated
 from scaling.report.strategies import slower_lines
@@ -33,7 +26,7 @@ from scaling.units import format_bytes
 
 KNEE = "*"
 KNEE_NOTE = f"{KNEE} the knee: the smallest batch with 95 % of the best throughput of its setting"
-Row = InferenceCase | TrainingCase
+Row = results.InferenceCase | results.TrainingCase
 FIRST: tuple[Column[Row], ...] = (
     ("ranks", "", lambda r: str(r.world_size)),
     ("precision", "", lambda r: r.precision),
@@ -50,12 +43,12 @@ def _batch(row: Row) -> str:
     return f"{row.batch}{KNEE if row.knee else ''}"
 
 
-def mode(row: InferenceCase) -> str:
+def mode(row: results.InferenceCase) -> str:
     """`eager` or `compiled`, and whether autocast gives the 16 bits."""
     return f"{'compiled' if row.compile else 'eager'}{', autocast' if row.autocast else ''}"
 
 
-INFERENCE: tuple[Column[InferenceCase], ...] = (
+INFERENCE: tuple[Column[results.InferenceCase], ...] = (
     *FIRST,
     ("mode", "", mode),
     ("batch", "", _batch),
@@ -68,7 +61,7 @@ INFERENCE_NOTE = (
     "latency of one batch, host to answer, over the requests of all ranks; - where too few for a percentile; "
     f"samples: all ranks together. {KNEE_NOTE}"
 )
-TRAINING: tuple[Column[TrainingCase], ...] = (
+TRAINING: tuple[Column[results.TrainingCase], ...] = (
     *FIRST,
     ("checkpointing", "", lambda r: "yes" if r.checkpointing else "no"),
     ("micro-steps", "", lambda r: str(r.accumulation_steps)),
@@ -83,13 +76,13 @@ TRAINING_NOTE = (
 )
 
 
-def inference_table(cases: Sequence[InferenceCase]) -> Table:
+def inference_table(cases: Sequence[results.InferenceCase]) -> Table:
     """A row for each case of inference; the status is left out where all are done."""
     columns = INFERENCE[: len(INFERENCE) - _all_done(cases)]
     return tabulated(cases, columns, label="Inference", note=INFERENCE_NOTE)
 
 
-def training_table(cases: Sequence[TrainingCase]) -> Table:
+def training_table(cases: Sequence[results.TrainingCase]) -> Table:
     """A row for each training setting; checkpointing, micro-steps and status are columns where they say something."""
     shown = {
         "checkpointing": any(r.checkpointing for r in cases),
@@ -109,12 +102,12 @@ def memory(size: int | None) -> str:
     return NONE if size is None else format_bytes(size)
 
 
-def setting(row: Row | LargestBatch) -> str:
+def setting(row: Row | results.LargestBatch) -> str:
     """The settings of a row without its batch and ranks: `bf16, eager, autocast`."""
     words = [plain(row.precision)]
-    if isinstance(row, InferenceCase):
+    if isinstance(row, results.InferenceCase):
         return ", ".join([*words, mode(row)])
-    if isinstance(row, LargestBatch):
+    if isinstance(row, results.LargestBatch):
         words += ["autocast"] * row.autocast + ["compiled"] * row.compile
     words += ["checkpointing"] * row.checkpointing
     return ", ".join(words + _micro_steps(row.accumulation_steps))
@@ -124,16 +117,16 @@ def _micro_steps(many: int) -> list[str]:
     return [count(many, "micro-step")] if many > 1 else []
 
 
-def compared_setting(case: CaseComparison) -> str:
+def compared_setting(case: results.CaseComparison) -> str:
     """The settings of a case that two runs have: `bf16, autocast`."""
     flags = [name for name in ("autocast", "compile", "checkpointing") if case.setting.get(name)]
     micro_steps = _micro_steps(int(case.setting.get("accumulation_steps", 1)))
     return ", ".join([plain(str(case.setting["precision"])), *flags, *micro_steps])
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: results.Comparison) -> Table:
     """Samples a second of each case in both runs, and their ratio."""
-    columns: list[Column[CaseComparison]] = [
+    columns: list[Column[results.CaseComparison]] = [
         ("ranks", "", lambda c: str(c.world_size)),
         ("setting", "", compared_setting),
         ("batch", "", lambda c: str(c.batch)),
@@ -148,7 +141,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return tabulated(comparison.cases, columns, label="Cases")
 
 
-def comparison_answer(comparison: Comparison, names: tuple[str, str]) -> str:
+def comparison_answer(comparison: results.Comparison, names: tuple[str, str]) -> str:
     """The range of the ratios over all cases, as a sentence."""
     ratios = [case.ratio.value for case in comparison.cases if case.ratio is not None]
     if not ratios:
@@ -162,7 +155,7 @@ def comparison_answer(comparison: Comparison, names: tuple[str, str]) -> str:
     )
 
 
-def failures(analysis: Analysis) -> Iterator[str]:
+def failures(analysis: results.Analysis) -> Iterator[str]:
     """Cases that were not measured, each with its error."""
     rows: list[Row] = [*analysis.inference, *analysis.training]
     for row in rows:
@@ -171,7 +164,7 @@ def failures(analysis: Analysis) -> Iterator[str]:
             yield f"{ranks(row.world_size)}, {setting(row)}, batch {row.batch}: {status_name(row.status)}{error}"
 
 
-def largest_line(largest: LargestBatch) -> str:
+def largest_line(largest: results.LargestBatch) -> str:
     """The largest batch that fits, how that was proved, and the smallest that is known not to fit."""
     if not largest.found:
         return f"{setting(largest)}: not one sample fits{_limit(largest)}"
@@ -189,11 +182,11 @@ def largest_line(largest: LargestBatch) -> str:
     return f"{setting(largest)}: {largest.found} per rank and step fit{_limit(largest)}, {beyond}; {proof}"
 
 
-def _limit(largest: LargestBatch) -> str:
+def _limit(largest: results.LargestBatch) -> str:
     return "" if largest.limit_bytes is None else f" in {format_bytes(largest.limit_bytes)}"
 
 
-def answer(analysis: Analysis) -> str:
+def answer(analysis: results.Analysis) -> str:
     """The fastest case at the largest world size, the knee, and the largest batch."""
     rows: list[Row] = [*analysis.inference, *analysis.training]
     measured = [r for r in rows if r.samples_per_s is not None]
@@ -206,7 +199,7 @@ def answer(analysis: Analysis) -> str:
         f"The most samples at {ranks(n)} are {quantity(best.samples_per_s)} a second, "
         f"in {setting(best)} at batch {best.batch}"
     ]
-    if isinstance(best, InferenceCase) and best.latency_ms.p50 is not None:
+    if isinstance(best, results.InferenceCase) and best.latency_ms.p50 is not None:
         sentences[0] += f", where one batch takes {quantity(best.latency_ms.p50, 'ms')} in the median"
     knee = next((r for r in here if r.knee and setting(r) == setting(best)), None)
     batches = {r.batch for r in here if setting(r) == setting(best)}

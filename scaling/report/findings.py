@@ -8,28 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 
-from scaling.analysis.results import (
-    Comm,
-    DataLoading,
-    Details,
-    Fabric,
-    FabricLevel,
-    Goodput,
-    Measured,
-    NamedPhase,
-    NcclLog,
-    Overhead,
-    PeakMemory,
-    Point,
-    Quality,
-    Remedy,
-    RooflineResult,
-    SampleCost,
-    Straggler,
-    TokenBalance,
-    TrialStatus,
-    Verdict,
-)
+from scaling.analysis import results
 from scaling.plain import plain
 from scaling.report.text import (
     PARTS,
@@ -62,7 +41,7 @@ EQUAL = 1.0005
 """Tokens of the fullest rank over the mean rank's that read as the same number."""
 
 
-def straggler_line(straggler: Straggler) -> str:
+def straggler_line(straggler: results.Straggler) -> str:
     """Which rank is late in which phase, what that costs, and whether the rank is slow alone too."""
     alone = {
         True: "it is slow by itself too",
@@ -77,7 +56,7 @@ def straggler_line(straggler: Straggler) -> str:
     return f"{who} {cost} a step (skew {skew}); {alone}"
 
 
-def phase_line(phase: NamedPhase) -> str:
+def phase_line(phase: results.NamedPhase) -> str:
     """How long a phase that the loop names takes, how much of that is waiting, and who is late in it."""
     took, waits = quantity(phase.ms, "ms"), quantity(phase.waits_ms, "ms")
     line = f"{plain(phase.name)} takes {took} of a step, {waits} of it waiting for communication"
@@ -86,7 +65,7 @@ def phase_line(phase: NamedPhase) -> str:
     return f"{line}; rank {phase.late_rank} is late in it and costs {quantity(phase.late_ms, 'ms')}"
 
 
-def beside_lines(point: Point, least: float = 0.0) -> Iterator[str]:
+def beside_lines(point: results.Point, least: float = 0.0) -> Iterator[str]:
     """Long steps that come back, then pauses of other kinds: those with `least` of the wall time or more."""
     for stall in point.stalls:
         if stall.wall_share >= least:
@@ -110,7 +89,7 @@ def beside_lines(point: Point, least: float = 0.0) -> Iterator[str]:
             yield f"{line}, {pause.wall_share:.1%} of the time" if pause.wall_share else line
 
 
-def drift_lines(point: Point, least: float = 0.0) -> Iterator[str]:
+def drift_lines(point: results.Point, least: float = 0.0) -> Iterator[str]:
     """Since when who takes longer or less, and what devices say: changes of `least` of the step or more."""
     for drift in point.drifts:
         if point.step_ms is None or abs(drift.step_more_ms.value) < least * point.step_ms.value:
@@ -145,7 +124,7 @@ CLOCK_CHANGES = 0.02
 """Clocks that differ by less are not named."""
 
 
-def goodput_line(goodput: Goodput) -> str:
+def goodput_line(goodput: results.Goodput) -> str:
     """How much of the time went into steps that counted, and where the rest went, largest first."""
     seconds = {
         f"steps done twice ({goodput.steps_done_twice})": goodput.done_twice_s,
@@ -170,7 +149,7 @@ NOTABLE_S = 0.001
 BETWEEN = "; efficiency, phases and late ranks are those of the steps between"
 
 
-def tokens_line(tokens: TokenBalance, step_ms: Measured | None) -> str:
+def tokens_line(tokens: results.TokenBalance, step_ms: results.Measured | None) -> str:
     """How many tokens a rank's step has, what one takes, and what it would save if all ranks had as many."""
     line = f"{quantity(tokens.per_step)} a rank and step"
     if tokens.most_over_mean.value < EQUAL:
@@ -189,18 +168,18 @@ def tokens_line(tokens: TokenBalance, step_ms: Measured | None) -> str:
     return f"{line}; what a token takes cannot be told, since the numbers do not vary enough"
 
 
-def overhead_line(overhead: Overhead) -> str:
+def overhead_line(overhead: results.Overhead) -> str:
     """The probe's own cost beside the A/A floor: how far two equal measurements differ."""
     probe, floor = change(overhead.probe_over_plain), change(overhead.aa_floor)
     return f"{probe} of the plain step; plain against plain (A/A floor) {floor}"
 
 
-def closure_line(closure: Measured) -> str:
+def closure_line(closure: results.Measured) -> str:
     """The step simulated from its pieces against the measured one."""
     return f"the step simulated from its pieces is {percent(closure)} of the measured one"
 
 
-def loader_line(loader: DataLoading) -> str:
+def loader_line(loader: results.DataLoading) -> str:
     """Who makes the batches, how fast, and how much of a step waits for them."""
     who = count(loader.workers, "worker") + " a rank" if loader.workers else "the training process"
     waits = f"; {percent(loader.wait_share)} of the step waits for batches" if loader.wait_share else ""
@@ -208,7 +187,7 @@ def loader_line(loader: DataLoading) -> str:
     return f"made by {who}, a batch in {quantity(loader.make_ms, 'ms')}{waits}{needed}"
 
 
-def memory_line(memory: PeakMemory, device: str) -> str:
+def memory_line(memory: results.PeakMemory, device: str) -> str:
     """The peak memory of a rank, and the memory of its group's communicator."""
     kind = "resident" if device == "cpu" else "allocated by torch"
     lines = [f"{format_bytes(memory.peak_bytes)} a rank at most ({kind})"] if memory.peak_bytes else []
@@ -236,7 +215,9 @@ def _beside(size: int, computed: int | None) -> str:
     return f" (computed {format_bytes(computed)})" if computed and abs(computed / size - 1) > 0.01 else ""
 
 
-def use_line(mfu: Measured | None, hfu: Measured | None, roofline: RooflineResult) -> str:
+def use_line(
+    mfu: results.Measured | None, hfu: results.Measured | None, roofline: results.RooflineResult
+) -> str:
     """How well the device's peak is used, and why by more than all of it; empty where no FLOP was counted."""
     if mfu is None or hfu is None:
         return ""
@@ -245,7 +226,7 @@ def use_line(mfu: Measured | None, hfu: Measured | None, roofline: RooflineResul
     return f"MFU {percent(mfu)} of {plain(roofline.peak_is)}{again}{why}"
 
 
-def cost_line(cost: SampleCost) -> str:
+def cost_line(cost: results.SampleCost) -> str:
     """Money and energy, as far as they are known; empty where neither is."""
     parts = []
     if cost.usd_per_million_samples:
@@ -257,7 +238,7 @@ def cost_line(cost: SampleCost) -> str:
     return "; ".join(parts)
 
 
-def comm_line(comm: Comm, rate_source: str, *, disturbed: bool = False) -> str:
+def comm_line(comm: results.Comm, rate_source: str, *, disturbed: bool = False) -> str:
     """What a step sends, at which bandwidth, and how that compares. `disturbed`: by stamps of single collectives."""
     calls = sum(collective.calls for collective in comm.collectives)
     pieces = count(len(comm.buckets), "bucket") if comm.buckets else count(calls, "collective")
@@ -281,7 +262,7 @@ def comm_line(comm: Comm, rate_source: str, *, disturbed: bool = False) -> str:
     return "; ".join(parts)
 
 
-def free_line(speedup: Measured) -> str:
+def free_line(speedup: results.Measured) -> str:
     """The speedup that a perfect network would give."""
     if not speedup.tells:
         return f"faster by an {UNKNOWN} factor if communication were free"
@@ -293,12 +274,12 @@ def free_line(speedup: Measured) -> str:
     )
 
 
-def level_line(level: FabricLevel) -> str:
+def level_line(level: results.FabricLevel) -> str:
     """One level of the fabric: latency a hop and bandwidth, with the nominal rate where known."""
     return f"{plain(level.name)}, {ranks(level.world_size)}: {level_figures(level)}"
 
 
-def level_figures(level: FabricLevel) -> str:
+def level_figures(level: results.FabricLevel) -> str:
     """Figures of a level without its name."""
     rate = "unknown" if level.nominal_gbit_s is None else f"{number(level.nominal_gbit_s)} Gbit/s"
     alpha, busbw = quantity(level.alpha_us, "us"), quantity(level.busbw_gbit_s, "Gbit/s")
@@ -307,13 +288,13 @@ def level_figures(level: FabricLevel) -> str:
     return f"alpha {alpha} a hop, busbw {busbw}{off}, nominal {rate}{host}"
 
 
-def verdict_title(verdict: Verdict) -> str:
+def verdict_title(verdict: results.Verdict) -> str:
     """The finding as a headline: `link bandwidth, 33.1 % ±0.4 of the step at 2 ranks`."""
     share = f", {percent(verdict.share)} of the step" if verdict.share else ""
     return f"{IN_WORDS.get(verdict.cause, cause_name(verdict.cause))}{share} at {ranks(verdict.world_size)}"
 
 
-def measured_lines(quality: Quality) -> tuple[str, ...]:
+def measured_lines(quality: results.Quality) -> tuple[str, ...]:
     """How well the numbers are known."""
     lines = [plain(text) for text in quality.reached]
     if quality.clock_bound_us:
@@ -328,7 +309,7 @@ def measured_lines(quality: Quality) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def details_line(details: Details) -> str:
+def details_line(details: results.Details) -> str:
     """What stamps of single collectives cost the step, and why nothing rests on them."""
     if details.over_light is None and details.unused:
         return plain(details.unused)
@@ -338,26 +319,26 @@ def details_line(details: Details) -> str:
     return f"{cost}; no cause rests on details: {plain(details.unused)}; bandwidth and transfers by bucket are theirs"
 
 
-def trial_line(trial: TrialStatus) -> str:
+def trial_line(trial: results.TrialStatus) -> str:
     """A trial that did not finish: how it ended, where, and with which error."""
     where = "" if trial.rank is None else f" on rank {trial.rank}"
     error = f": {plain(trial.error)}" if trial.error else ""
     return f"{ranks(trial.world_size)}: {status_name(trial.status)}{where}{error}"
 
 
-def gain(remedy: Remedy) -> str:
+def gain(remedy: results.Remedy) -> str:
     """`: +43 % throughput predicted (what that assumes)`, or what it changes where nothing was predicted."""
     assumed = f" ({plain(remedy.assumes)})" if remedy.assumes else ""
     predicted = f": {change(remedy.predicted_gain)} throughput predicted" if remedy.predicted_gain else ""
     return f"{predicted}{assumed}"
 
 
-def fabric_lines(fabric: Fabric) -> tuple[str, ...]:
+def fabric_lines(fabric: results.Fabric) -> tuple[str, ...]:
     """A line for each level that was swept, then NCCL's paths."""
     return (*map(level_line, fabric.levels), *map(plain, fabric.others), *nccl_lines(fabric.nccl))
 
 
-def nccl_lines(log: NcclLog | None) -> tuple[str, ...]:
+def nccl_lines(log: results.NcclLog | None) -> tuple[str, ...]:
     """NCCL's transports, a line for each world size, and its algorithms where its log names them."""
     if log is None:
         return ()

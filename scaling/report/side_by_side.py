@@ -7,15 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import (
-    Allocation,
-    Comparison,
-    CostComparison,
-    Measured,
-    PointComparison,
-    RunInfo,
-    SettingDifference,
-)
+from scaling.analysis import results
 from scaling.plain import plain
 from scaling.report import cases
 from scaling.report.text import NONE, count, quantity, ranks, sentence, value_of
@@ -24,7 +16,7 @@ from scaling.units import hostlist
 KEY = "cluster.allocations"
 
 
-def allocations_answer(comparison: Comparison, names: tuple[str, str]) -> str:
+def allocations_answer(comparison: results.Comparison, names: tuple[str, str]) -> str:
     """What the answer of a comparison rests on, as a sentence; empty where nodes do not come into it."""
     allocations = comparison.allocations
     if allocations is None:
@@ -46,7 +38,7 @@ def allocations_answer(comparison: Comparison, names: tuple[str, str]) -> str:
     )
 
 
-def allocation_lines(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
+def allocation_lines(comparison: results.Comparison, names: tuple[str, str]) -> Iterator[str]:
     """The nodes of each side, and how far they are apart at each world size."""
     sides = comparison.allocations
     if sides is None:
@@ -71,18 +63,18 @@ def _each(many: tuple[int, int], names: tuple[str, str]) -> str:
     return f"{count(many[0], 'allocation')} of {names[0]} and {many[1]} of {names[1]}"
 
 
-def _apart(rates: Sequence[Measured | None]) -> str:
+def _apart(rates: Sequence[results.Measured | None]) -> str:
     """The fastest over the slowest, minus 1, in percent."""
     speeds = [rate.value for rate in rates if rate is not None]
     return f"{(max(speeds) / min(speeds) - 1) * 100:.2g}"
 
 
-def _slowest(side: Sequence[Allocation], rates: Sequence[Measured | None]) -> str:
+def _slowest(side: Sequence[results.Allocation], rates: Sequence[results.Measured | None]) -> str:
     pairs = [(rate.value, nodes) for rate, nodes in zip(rates, side, strict=True) if rate is not None]
     return _allocation_nodes(min(pairs, key=lambda pair: pair[0])[1])
 
 
-def _allocation_nodes(allocation: Allocation) -> str:
+def _allocation_nodes(allocation: results.Allocation) -> str:
     return plain(hostlist(name.partition(".")[0] for name in allocation.nodes))
 
 
@@ -90,7 +82,7 @@ NAMED_SETTINGS = 2
 """Two runs are named after the first so many settings that differ."""
 
 
-def answer(comparison: Comparison) -> str:
+def answer(comparison: results.Comparison) -> str:
     """Which run is faster, or why that cannot be said; a hint where a run was contended."""
     contended = comparison.comparable and comparison.contended
     hint = "A run was contended, so this is a hint and not a finding." if contended else ""
@@ -98,7 +90,7 @@ def answer(comparison: Comparison) -> str:
     return " ".join(filter(None, (_answer(comparison), nodes, hint)))
 
 
-def _answer(comparison: Comparison) -> str:
+def _answer(comparison: results.Comparison) -> str:
     if not comparison.comparable:
         return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
     if comparison.one_run:
@@ -120,7 +112,7 @@ def _answer(comparison: Comparison) -> str:
     return " ".join([verdict, *(sentence(line) for line in cost_lines(point.cost)[:1])])
 
 
-def run_names(comparison: Comparison) -> tuple[str, str]:
+def run_names(comparison: results.Comparison) -> tuple[str, str]:
     """What tells the two runs apart: the settings that differ, rank 0's host where nothing else does, or their ids."""
     asked = [s for s in comparison.settings if s.of == "settings"]
     if any(s.key == "batch_per_rank" for s in asked):
@@ -138,7 +130,7 @@ def run_names(comparison: Comparison) -> tuple[str, str]:
     return base, other
 
 
-def names_of(runs: Sequence[RunInfo]) -> tuple[str, ...]:
+def names_of(runs: Sequence[results.RunInfo]) -> tuple[str, ...]:
     """Names for several runs: the settings in which they differ, with their ids where those are not enough."""
     names = [plain(", ".join(getattr(run, f) for f in _differing(runs))) for run in runs]
     if len(set(names)) == len(runs):
@@ -146,7 +138,7 @@ def names_of(runs: Sequence[RunInfo]) -> tuple[str, ...]:
     return tuple(plain(f"{name} {run.id}".strip()) for name, run in zip(names, runs, strict=True))
 
 
-def split_line(point: PointComparison) -> str:
+def split_line(point: results.PointComparison) -> str:
     """`x1.9 = x1.4 compute x x1.36 fabric x x1.00 left`; empty where it was not split."""
     split = point.split
     if split is None:
@@ -156,7 +148,7 @@ def split_line(point: PointComparison) -> str:
     return f"x{value_of(point.ratio)} = {product} (a rank alone computes x{quantity(split.alone)} as fast)"
 
 
-def cost_lines(cost: CostComparison) -> tuple[str, ...]:
+def cost_lines(cost: results.CostComparison) -> tuple[str, ...]:
     """Money and energy of both runs, and how many samples the other gives for the same amount."""
     lines = []
     a, b = cost.base, cost.other
@@ -174,18 +166,20 @@ def cost_lines(cost: CostComparison) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def setting_line(setting: SettingDifference) -> str:
+def setting_line(setting: results.SettingDifference) -> str:
     """`ddp.bucket_cap_mb: 25 and 100`."""
     a, b = (NONE if value is None else plain(value) for value in (setting.base, setting.other))
     return f"{plain(setting.key)}: {a} and {b}"
 
 
-def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple[str, Measured], ...]:
+def largest_causes(
+    causes: dict[str, results.Measured | None], most: int
+) -> tuple[tuple[str, results.Measured], ...]:
     """The largest causes of a difference, by their absolute value."""
     measured = [(cause, value) for cause, value in causes.items() if value is not None]
     return tuple(sorted(measured, key=lambda pair: -abs(pair[1].value))[:most])
 
 
-def _differing(runs: Sequence[RunInfo]) -> list[str]:
+def _differing(runs: Sequence[results.RunInfo]) -> list[str]:
     fields = ("model", "topology", "precision", "mode", "backend", "device", "device_name")
     return [f for f in fields if len({getattr(run, f) for run in runs}) > 1]

@@ -8,22 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaling.analysis.results import (
-    CeilingResult,
-    Measured,
-    RooflineResult,
-    SelfTest,
-    SelfTestCase,
-    Verification,
-)
-from scaling.analysis.results.doctor import (
-    ERROR,
-    Diagnosis,
-    Divergence,
-    PairBandwidth,
-    ParityTable,
-    PhasePeak,
-)
+from scaling.analysis import results
+from scaling.analysis.results import doctor
 from scaling.report import cases, findings, text
 from scaling.report.model import Column, Document, Line, Lines, Section, Table, Tone, lines, named, tabulated
 from scaling.units import format_bytes, format_duration
@@ -32,7 +18,7 @@ PAIRS_SHOWN = 12
 NAME_WIDTH = 9
 
 
-def document(checkup: Diagnosis, folder: Path | str) -> Document:
+def document(checkup: doctor.Diagnosis, folder: Path | str) -> Document:
     """All of it; `folder` keeps the records."""
     return Document(
         title=f"Checkup of {checkup.run.model} on {checkup.run.topology}",
@@ -41,7 +27,7 @@ def document(checkup: Diagnosis, folder: Path | str) -> Document:
     )
 
 
-def _sections(checkup: Diagnosis) -> Iterator[Section]:
+def _sections(checkup: doctor.Diagnosis) -> Iterator[Section]:
     run = checkup.run
     ranks = f"{text.ranks(len(checkup.ranks))}, {run.backend} on {run.device}"
     checked = named(
@@ -70,29 +56,29 @@ def _sections(checkup: Diagnosis) -> Iterator[Section]:
     yield Section(title=f"problems: {_count(checkup)}", blocks=(problems,), title_alone=True)
 
 
-def _problems(checkup: Diagnosis) -> Iterator[Line]:
+def _problems(checkup: doctor.Diagnosis) -> Iterator[Line]:
     for problem in checkup.problems:
         where = f"rank {problem.rank}: " if problem.rank is not None else ""
-        tone: Tone = "alarm" if problem.severity == ERROR else "warning"
+        tone: Tone = "alarm" if problem.severity == doctor.ERROR else "warning"
         yield Line(name=problem.severity, text=f"{where}{problem.what}", tone=tone)
         yield Line(name="remedy", text=problem.remedy, tone="good")
 
 
-def _count(checkup: Diagnosis) -> str:
-    errors = sum(p.severity == ERROR for p in checkup.problems)
+def _count(checkup: doctor.Diagnosis) -> str:
+    errors = sum(p.severity == doctor.ERROR for p in checkup.problems)
     if not checkup.problems:
         return "none"
     return f"{text.count(errors, 'error')}, {text.count(len(checkup.problems) - errors, 'warning')}"
 
 
-def _differences(checkup: Diagnosis) -> Iterator[str]:
+def _differences(checkup: doctor.Diagnosis) -> Iterator[str]:
     """Facts that differ and that no problem is about."""
     for item in checkup.differences:
         if not any(p.what.startswith(f"{item.key} differs") for p in checkup.problems):
             yield f"{item.key}: {'; '.join(f'{v.value} on {_ranks(v.ranks)}' for v in item.values)}"
 
 
-def _roofline(use: RooflineResult) -> Iterator[Section]:
+def _roofline(use: results.RooflineResult) -> Iterator[Section]:
     """What the device can do at best, and what of it a step without DDP uses."""
     ceilings = Table(
         columns=(("work", ""), ("size", ""), ("best", ""), ("unit", "")),
@@ -115,7 +101,7 @@ def _roofline(use: RooflineResult) -> Iterator[Section]:
     yield Section(title=title, blocks=(lines(work, look="prose"), bounds))
 
 
-def _ceiling(ceiling: CeilingResult) -> tuple[str, ...]:
+def _ceiling(ceiling: results.CeilingResult) -> tuple[str, ...]:
     name = ceiling.name.replace("_", " ")
     if ceiling.unit == "1/s":
         return (name, "", f"{ceiling.best.value / 1e6:.3g}", "M/s")
@@ -123,11 +109,11 @@ def _ceiling(ceiling: CeilingResult) -> tuple[str, ...]:
     return (name, size, f"{ceiling.best.value / 1e9:.4g}", f"G{ceiling.unit}")
 
 
-def _ms(value: Measured) -> str:
+def _ms(value: results.Measured) -> str:
     return f"{value.value:.3g}"
 
 
-PARITY: tuple[Column[Divergence], ...] = (
+PARITY: tuple[Column[doctor.Divergence], ...] = (
     ("format", "", lambda row: row.precision),
     ("ranks", "", lambda row: _ranks(row.ranks)),
     ("gradient", "step 1", lambda row: _error(row.gradient_error)),
@@ -140,7 +126,7 @@ PARITY: tuple[Column[Divergence], ...] = (
 )
 
 
-def _parity(parity: ParityTable) -> Section:
+def _parity(parity: doctor.ParityTable) -> Section:
     apart = lines(
         *(
             f"{row.precision}: {_ranks(row.ranks)} on {row.device}: first differs at {row.parts_at}"
@@ -163,14 +149,14 @@ def _ranks(ranks: Sequence[int]) -> str:
     return text.ranges(ranks) or "file"
 
 
-PAIRS: tuple[Column[PairBandwidth], ...] = (
+PAIRS: tuple[Column[doctor.PairBandwidth], ...] = (
     ("ranks", "", lambda p: f"{p.first}-{p.second}"),
     ("over", "", lambda p: "host" if p.same_host else "network"),
     ("peer", "access", lambda p: text.NONE if p.peer_access is None else "yes" if p.peer_access else "no"),
     ("message", "", lambda p: format_bytes(p.bytes)),
     ("rate", "Gbit/s", lambda p: f"{p.bandwidth_gbit_s.value:.3g}"),
 )
-MEMORY: tuple[Column[PhasePeak], ...] = (
+MEMORY: tuple[Column[doctor.PhasePeak], ...] = (
     ("after", "", lambda p: p.phase),
     ("rank", "", lambda p: str(p.rank)),
     ("host", "", lambda p: format_bytes(p.host_bytes)),
@@ -185,7 +171,7 @@ _VERDICTS = {
 }
 
 
-def case_lines(case: SelfTestCase) -> Iterator[str]:
+def case_lines(case: results.SelfTestCase) -> Iterator[str]:
     """One case as it ends, in the columns that `selftest_document` names."""
     cost = "" if case.expected_ms is None else f"{case.expected_ms:8.1f} ms"
     attributed = "" if case.attributed_ms is None else f"{case.attributed_ms:8.1f} ms"
@@ -198,7 +184,7 @@ def case_lines(case: SelfTestCase) -> Iterator[str]:
         yield f"     false alarm: {', '.join(case.false_alarms)}"
 
 
-def selftest_document(test: SelfTest, folder: Path) -> Document:
+def selftest_document(test: results.SelfTest, folder: Path) -> Document:
     """What the columns of the cases are, then the summary."""
     hits = sum(case.hit for case in test.cases)
     error = "unknown" if test.attribution_error is None else f"{test.attribution_error:.1%}"
@@ -211,7 +197,7 @@ def selftest_document(test: SelfTest, folder: Path) -> Document:
     return _document("Self-test", _comments(*comments), folder=folder)
 
 
-def verification_document(check: Verification, folder: Path) -> Document:
+def verification_document(check: results.Verification, folder: Path) -> Document:
     """The remedy, the predicted and the measured gain, and whether the prediction held."""
     remedy = Lines(
         items=(
@@ -242,7 +228,7 @@ def _comments(*texts: str) -> Lines:
     return Lines(items=tuple(Line(text=line) for line in texts), look="conditions", whole=True)
 
 
-def _gain(gain: Measured | None) -> str:
+def _gain(gain: results.Measured | None) -> str:
     if gain is None:
         return "not known"
     if gain.low is None or gain.high is None:

@@ -10,16 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from scaling.analysis.results import (
-    Analysis,
-    Comparison,
-    PointComparison,
-    RunInfo,
-    StepParts,
-    Sweep,
-    SweepBest,
-    SweepRow,
-)
+from scaling.analysis import results
 from scaling.plain import plain
 from scaling.report import cases, side_by_side, text
 from scaling.report.conditions import conditions
@@ -58,10 +49,10 @@ NAME_WIDTH = 9
 
 
 def document(
-    comparison: Comparison,
-    base: Analysis | None = None,
-    other: Analysis | None = None,
-    sweep: Sweep | None = None,
+    comparison: results.Comparison,
+    base: results.Analysis | None = None,
+    other: results.Analysis | None = None,
+    sweep: results.Sweep | None = None,
 ) -> Document:
     """What differs, by how much and why. The figures of a page need both analyses; `sweep`: both runs as a table."""
     names = side_by_side.run_names(comparison)
@@ -76,7 +67,10 @@ def document(
 
 
 def _sections(
-    comparison: Comparison, names: tuple[str, str], base: Analysis | None, other: Analysis | None
+    comparison: results.Comparison,
+    names: tuple[str, str],
+    base: results.Analysis | None,
+    other: results.Analysis | None,
 ) -> Iterator[Section]:
     both = tuple(map(_run, ("base", "other"), names, (comparison.base, comparison.other)))
     runs = Lines(items=both, look="conditions", name_width=NAME_WIDTH)
@@ -115,12 +109,12 @@ def _sections(
     yield Section(title="what else differs", blocks=(_settings(comparison),), on=PAGE)
 
 
-def _run(role: str, name: str, run: RunInfo) -> Line:
+def _run(role: str, name: str, run: results.RunInfo) -> Line:
     unreal = f", {run.unreal}" if run.unreal else ""
     return Line(name=role, text=f"{name} ({run.id}{unreal})", tone="caution" if unreal else "")
 
 
-def _ratio_lines(comparison: Comparison) -> Iterator[Line]:
+def _ratio_lines(comparison: results.Comparison) -> Iterator[Line]:
     """The ratio of each world size, and below it what makes the difference."""
     for point in comparison.points:
         ratio = text.quantity(point.ratio)
@@ -139,7 +133,7 @@ def _ratio_lines(comparison: Comparison) -> Iterator[Line]:
             yield Line(name="cost", text=cost, level=1)
 
 
-RATIOS: tuple[Column[PointComparison], ...] = (
+RATIOS: tuple[Column[results.PointComparison], ...] = (
     ("ranks", "", lambda p: str(p.world_size)),
     ("other / base", "throughput", lambda p: text.quantity(p.ratio)),
     ("a rank alone", "1 but for drift", lambda p: text.quantity(p.control)),
@@ -147,18 +141,18 @@ RATIOS: tuple[Column[PointComparison], ...] = (
 )
 
 
-def _unclear(point: PointComparison) -> str:
+def _unclear(point: results.PointComparison) -> str:
     return text.undistinguished(point.ratio, distinguishable=point.distinguishable)
 
 
-def _largest(point: PointComparison) -> str:
+def _largest(point: results.PointComparison) -> str:
     return ", ".join(
         f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
         for cause, value in side_by_side.largest_causes(point.causes, CAUSES_IN_A_CELL)
     )
 
 
-SHORT: tuple[Column[PointComparison], ...] = (
+SHORT: tuple[Column[results.PointComparison], ...] = (
     ("ranks", "", lambda p: str(p.world_size)),
     ("other / base", "", lambda p: text.quantity(p.ratio)),
     ("a rank alone", "", lambda p: text.quantity(p.control)),
@@ -167,7 +161,7 @@ SHORT: tuple[Column[PointComparison], ...] = (
 )
 
 
-def _differences(comparison: Comparison) -> tuple[Block, ...]:
+def _differences(comparison: results.Comparison) -> tuple[Block, ...]:
     return tuple(
         Figure(
             plot=differences(side_by_side.largest_causes(p.causes, CAUSES_DRAWN), p.world_size),
@@ -178,14 +172,14 @@ def _differences(comparison: Comparison) -> tuple[Block, ...]:
     )
 
 
-def _at_each(comparison: Comparison, line: Callable[[PointComparison], str]) -> Iterator[str]:
+def _at_each(comparison: results.Comparison, line: Callable[[results.PointComparison], str]) -> Iterator[str]:
     """A line for each world size where there is one."""
     for point in comparison.points:
         if detail := line(point):
             yield f"{text.ranks(point.world_size)}: {detail}"
 
 
-def _paired_parts(base: Analysis, other: Analysis) -> list[tuple[str, StepParts]]:
+def _paired_parts(base: results.Analysis, other: results.Analysis) -> list[tuple[str, results.StepParts]]:
     """The parts of both runs at each world size that both measured."""
     others = {p.world_size: p for p in other.points}
     return [
@@ -196,7 +190,7 @@ def _paired_parts(base: Analysis, other: Analysis) -> list[tuple[str, StepParts]
     ]
 
 
-def _both_conditions(comparison: Comparison) -> Table:
+def _both_conditions(comparison: results.Comparison) -> Table:
     base, other = conditions(comparison.base), conditions(comparison.other)
     rows = tuple(
         (name, a, b, "" if a == b else "differs") for (name, a), (_, b) in zip(base, other, strict=True)
@@ -204,7 +198,7 @@ def _both_conditions(comparison: Comparison) -> Table:
     return _side_by_side(rows, "Conditions")
 
 
-def _settings(comparison: Comparison) -> Table:
+def _settings(comparison: results.Comparison) -> Table:
     rows = tuple((s.key, s.base or text.NONE, s.other or text.NONE, s.of) for s in comparison.settings)
     return _side_by_side(rows, "What else differs")
 
@@ -214,7 +208,9 @@ def _side_by_side(rows: tuple[tuple[str, ...], ...], label: str) -> Table:
     return Table(columns=columns, rows=rows, label=label, words=True)
 
 
-def several_document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> Document:
+def several_document(
+    sweep: results.Sweep, comparisons: Sequence[results.Comparison], runs: Sequence[results.Analysis]
+) -> Document:
     """`comparisons`: of runs in the sweep with each other, by their ids; `runs`: the sweep's, in its order."""
     names = {run.run.id: plain(name) for name, run in zip(sweep.names, runs, strict=True)}
     series = [(plain(name), run.points) for name, run in zip(sweep.names, runs, strict=True)]
@@ -240,7 +236,7 @@ def several_document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequ
     )
 
 
-def _on_nodes(comparisons: Sequence[Comparison]) -> Iterator[str]:
+def _on_nodes(comparisons: Sequence[results.Comparison]) -> Iterator[str]:
     """What the table of all runs cannot say: ratios of several allocations, or that there is one of each."""
     decided = [pair for pair in comparisons if any(point.allocations for point in pair.points)]
     yield from map(side_by_side.answer, decided)
@@ -249,7 +245,7 @@ def _on_nodes(comparisons: Sequence[Comparison]) -> Iterator[str]:
         yield side_by_side.allocations_answer(pair, side_by_side.run_names(pair))
 
 
-def _allocations(comparisons: Sequence[Comparison]) -> Iterator[str]:
+def _allocations(comparisons: Sequence[results.Comparison]) -> Iterator[str]:
     """Lines of all comparisons; those of a base that they share are given once."""
     yield from dict.fromkeys(
         line
@@ -258,13 +254,13 @@ def _allocations(comparisons: Sequence[Comparison]) -> Iterator[str]:
     )
 
 
-def _reasons(comparisons: Sequence[Comparison], names: dict[str, str]) -> Iterator[str]:
+def _reasons(comparisons: Sequence[results.Comparison], names: dict[str, str]) -> Iterator[str]:
     for pair in comparisons:
         if not pair.comparable:
             yield f"{names[pair.other.id]} with {names[pair.base.id]}: {'; '.join(map(plain, pair.reasons))}"
 
 
-def _cases(comparisons: Sequence[Comparison], names: dict[str, str]) -> Iterator[Block]:
+def _cases(comparisons: Sequence[results.Comparison], names: dict[str, str]) -> Iterator[Block]:
     """A table of cases for each run that can be compared."""
     for pair in comparisons:
         if pair.comparable and pair.cases:
@@ -272,7 +268,7 @@ def _cases(comparisons: Sequence[Comparison], names: dict[str, str]) -> Iterator
             yield replace(cases.comparison_table(pair), title=title, label=title)
 
 
-def _ratios(comparisons: Sequence[Comparison], names: dict[str, str]) -> Table:
+def _ratios(comparisons: Sequence[results.Comparison], names: dict[str, str]) -> Table:
     """A row for each run that did the same work as another, below the run that it is set against."""
     alike = [pair for pair in comparisons if pair.comparable]
     sizes = sorted({p.world_size for pair in alike for p in pair.points})
@@ -287,7 +283,7 @@ def _ratios(comparisons: Sequence[Comparison], names: dict[str, str]) -> Table:
     return Table(columns=columns, rows=tuple(rows), label="Throughput", note=RATIO_NOTE)
 
 
-def _ratio(point: PointComparison | None) -> str:
+def _ratio(point: results.PointComparison | None) -> str:
     if point is None:
         return text.NONE
     unclear = _unclear(point)
@@ -306,7 +302,7 @@ APART = (
 )
 
 
-def table(sweep: Sweep) -> Table:
+def table(sweep: results.Sweep) -> Table:
     """A row for each run, world size and case, under the settings that differ."""
     shown = {
         "batch": not {"batch_per_rank", "batch"} & set(sweep.keys) and _batches_differ(sweep),
@@ -322,7 +318,7 @@ def table(sweep: Sweep) -> Table:
     )
 
 
-def answer(sweep: Sweep) -> str:
+def answer(sweep: results.Sweep) -> str:
     """What is best, and which ranks are slower than one of them alone."""
     sentences = [*(_best(sweep, best) for best in sweep.best), *_slower(sweep)]
     if len(sweep.best) > 1:
@@ -334,18 +330,18 @@ def answer(sweep: Sweep) -> str:
     return " ".join(map(text.sentence, sentences))
 
 
-def _batches_differ(sweep: Sweep) -> bool:
+def _batches_differ(sweep: results.Sweep) -> bool:
     return len({row.batch for row in sweep.rows}) > 1
 
 
-def _cause(row: SweepRow) -> str:
+def _cause(row: results.SweepRow) -> str:
     if row.cause is None or row.world_size == 1:
         return text.NONE
     hint = " (a hint)" if row.confidence == "low" else ""
     return f"{text.cause_name(row.cause)} {text.value_of(row.share, 100)} %{hint}"
 
 
-def _best(sweep: Sweep, best: SweepBest) -> str:
+def _best(sweep: results.Sweep, best: results.SweepBest) -> str:
     row = sweep.rows[best.row]
     claim = f"the most samples a second, {text.quantity(row.samples_per_s)}, come with {_name(row)}"
     if row.samples_per_s is not None and row.samples_per_s.interval is None:
@@ -359,17 +355,17 @@ def _best(sweep: Sweep, best: SweepBest) -> str:
     return claim
 
 
-def _slower(sweep: Sweep) -> Iterator[str]:
+def _slower(sweep: results.Sweep) -> Iterator[str]:
     """`2 ranks are slower than 1 with ...`, where some are."""
     return slower_lines([(row.world_size, plain(row.name), row.speedup) for row in sweep.rows])
 
 
-def _name(row: SweepRow) -> str:
+def _name(row: results.SweepRow) -> str:
     size = text.ranks(row.world_size)
     return f"{plain(row.name)} at {size}" if row.name else size
 
 
-SWEPT: tuple[Column[SweepRow], ...] = (
+SWEPT: tuple[Column[results.SweepRow], ...] = (
     ("ranks", "", lambda row: str(row.world_size)),
     ("batch", "a rank", lambda row: str(row.batch or text.NONE)),
     ("samples", "1/s", lambda row: text.cell(row.samples_per_s)),

@@ -11,18 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scaling.analysis.results import (
-    Analysis,
-    PeakMemory,
-    Point,
-    Quality,
-    RooflineResult,
-    RunInfo,
-    StepHistory,
-    StepTime,
-    Timeline,
-    at,
-)
+from scaling.analysis import results
+from scaling.analysis.results import at
 from scaling.analysis.results.machine import MachineGroup
 from scaling.plain import plain
 from scaling.records.files import write_text
@@ -59,7 +49,7 @@ from scaling.units import count
 HOW_SURE = "how sure"
 
 
-def certainty(quality: Quality) -> tuple[Line, ...]:
+def certainty(quality: results.Quality) -> tuple[Line, ...]:
     """How well the answer is known, and how many warnings there are."""
     answer_lines = [Line(text=text.sentence(reached)) for reached in quality.reached]
     if quality.warnings:
@@ -68,7 +58,7 @@ def certainty(quality: Quality) -> tuple[Line, ...]:
     return tuple(answer_lines)
 
 
-def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
+def sections(analysis: results.Analysis, *, crossed_in: str) -> Iterator[Section]:
     """`crossed_in`: the title of the section whose figure marks contended steps, empty without one."""
     quality, measured = analysis.quality, findings.measured_lines(analysis.quality)
     on_terminal = (lines(*measured, *map(plain, quality.warnings), look="warnings"),)
@@ -83,17 +73,17 @@ def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
     yield Section(title="how sure, and the fabric", blocks=on_markdown, on=MARKDOWN, folded_on=MARKDOWN)
 
 
-def _checks(analysis: Analysis) -> Iterator[str]:
+def _checks(analysis: results.Analysis) -> Iterator[str]:
     """World size by world size, what was checked beside the step itself."""
     for point in analysis.points:
         for check in _checks_at(point, analysis.run.device):
             yield f"{text.ranks(point.world_size)}: {check}"
 
 
-def _checks_at(point: Point, device: str) -> Iterator[str]:
+def _checks_at(point: results.Point, device: str) -> Iterator[str]:
     if point.overhead.probe_over_plain:
         yield f"the probe's own cost is {findings.overhead_line(point.overhead)}"
-    if point.memory != PeakMemory():
+    if point.memory != results.PeakMemory():
         yield f"memory {findings.memory_line(point.memory, device)}"
     if point.loader:
         yield f"batches {findings.loader_line(point.loader)}"
@@ -103,7 +93,7 @@ def _checks_at(point: Point, device: str) -> Iterator[str]:
         yield findings.closure_line(point.closure)
 
 
-def _contended(quality: Quality, crossed_in: str) -> Lines:
+def _contended(quality: results.Quality, crossed_in: str) -> Lines:
     """Where to see when other programs ran."""
     if not quality.contended_blocks or not crossed_in:
         return Lines(items=())
@@ -118,11 +108,11 @@ TRIALS = "trials that did not finish"
 
 
 def document(
-    analysis: Analysis,
+    analysis: results.Analysis,
     plan: Plan,
     *,
-    timelines: Sequence[Timeline] = (),
-    histories: Sequence[StepHistory] = (),
+    timelines: Sequence[results.Timeline] = (),
+    histories: Sequence[results.StepHistory] = (),
     machines: Sequence[MachineGroup] = (),
     report_path: Path | str | None = None,
 ) -> Document:
@@ -143,7 +133,7 @@ def document(
     )
 
 
-def _unreal(run: RunInfo) -> str:
+def _unreal(run: results.RunInfo) -> str:
     """What the badge means."""
     sentences = []
     if run.simulated:
@@ -154,10 +144,10 @@ def _unreal(run: RunInfo) -> str:
 
 
 def _sections(
-    analysis: Analysis,
+    analysis: results.Analysis,
     plan: Plan,
-    timelines: Sequence[Timeline],
-    histories: Sequence[StepHistory],
+    timelines: Sequence[results.Timeline],
+    histories: Sequence[results.StepHistory],
     machines: Sequence[MachineGroup],
 ) -> Iterator[Section]:
     """In the order of the page. What another renderer has elsewhere stands here twice, and is built once."""
@@ -199,7 +189,7 @@ def _sections(
     yield Section(title="verdicts", blocks=verdicts, on=TERMINAL)
 
 
-def _conditions(analysis: Analysis, plan: Plan) -> Lines:
+def _conditions(analysis: results.Analysis, plan: Plan) -> Lines:
     """What the numbers are valid for; what is not real stands out."""
     rows = tuple(
         Line(
@@ -212,7 +202,7 @@ def _conditions(analysis: Analysis, plan: Plan) -> Lines:
     return Lines(items=rows, look="conditions")
 
 
-def _cases(analysis: Analysis) -> Iterator[Section]:
+def _cases(analysis: results.Analysis) -> Iterator[Section]:
     """Tables of cases by world size, and which cases could not be measured."""
     served, trained = analysis.inference, analysis.training
     if served:
@@ -230,7 +220,7 @@ def _cases(analysis: Analysis) -> Iterator[Section]:
     yield Section(title="cases that were not measured", blocks=(failures,), on=TERMINAL | PAGE)
 
 
-def _findings(analysis: Analysis) -> Iterator[Block]:
+def _findings(analysis: results.Analysis) -> Iterator[Block]:
     for verdict in analysis.verdicts:
         yield Finding(
             title=text.headline(findings.verdict_title(verdict)),
@@ -242,7 +232,7 @@ def _findings(analysis: Analysis) -> Iterator[Block]:
         )
 
 
-def _roofline(line: RooflineResult | None) -> Iterator[Section]:
+def _roofline(line: results.RooflineResult | None) -> Iterator[Section]:
     """A step against what the device's measured ceilings allow, and where its time goes."""
     if line is None:
         return
@@ -251,7 +241,7 @@ def _roofline(line: RooflineResult | None) -> Iterator[Section]:
     yield Section(title="roofline", blocks=blocks, on=PAGE)
 
 
-def _step_time(where: StepTime) -> tuple[Block, ...]:
+def _step_time(where: results.StepTime) -> tuple[Block, ...]:
     """The parts of a step, why they are as they are, and the kernels that lose most."""
     rows = [(p.means.partition(":")[0], text.number(p.ms.value), f"{p.share:.1%}") for p in where.parts]
     rows.append(("not explained", text.number(where.unexplained_ms.value), ""))
@@ -273,7 +263,7 @@ def _step_time(where: StepTime) -> tuple[Block, ...]:
     )
 
 
-def _histories(analysis: Analysis, histories: Sequence[StepHistory]) -> tuple[Block, ...]:
+def _histories(analysis: results.Analysis, histories: Sequence[results.StepHistory]) -> tuple[Block, ...]:
     """The steps of the largest world size, where disturbances weigh most; empty where there is nothing to draw."""
     if not histories:
         return ()
@@ -283,7 +273,7 @@ def _histories(analysis: Analysis, histories: Sequence[StepHistory]) -> tuple[Bl
     return (Figure(plot=plot, title=text.ranks(largest.world_size)),) if plot else ()
 
 
-def _closing(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Line]:
+def _closing(analysis: results.Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Line]:
     """How to check a remedy, where `scaling verify` can measure one, and where the page is."""
     if report_path is None:
         return
@@ -295,10 +285,10 @@ def _closing(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> 
 
 def publish(
     folder: RunFolder,
-    analysis: Analysis,
+    analysis: results.Analysis,
     plan: Plan,
-    timelines: Sequence[Timeline],
-    histories: Sequence[StepHistory] = (),
+    timelines: Sequence[results.Timeline],
+    histories: Sequence[results.StepHistory] = (),
     machines: Sequence[MachineGroup] = (),
 ) -> None:
     """Write report.html, report.md, report.txt and timeline.json; OSError where the folder cannot be written to."""
@@ -318,7 +308,7 @@ def publish(
     write_text(folder.report_txt, written.getvalue())
 
 
-def brief(analysis: Analysis) -> str:
+def brief(analysis: results.Analysis) -> str:
     """What was measured, a line for each world size or case, and the first verdict."""
     lines = [_what(analysis)]
     for table in _tables(analysis):
@@ -326,7 +316,7 @@ def brief(analysis: Analysis) -> str:
     return "\n".join([*lines, *_verdict(analysis)])
 
 
-def brief_html(analysis: Analysis, path: str) -> str:
+def brief_html(analysis: results.Analysis, path: str) -> str:
     """A run's summary as HTML, with its folder."""
     tables = [(_heads(table), table.rows) for table in _tables(analysis)]
     return html.render(
@@ -334,13 +324,13 @@ def brief_html(analysis: Analysis, path: str) -> str:
     )
 
 
-def _what(analysis: Analysis) -> str:
+def _what(analysis: results.Analysis) -> str:
     run = analysis.run
     parts = [f"{run.model} on {run.topology}", run.precision, run.mode, f"{run.backend} on {run.device}"]
     return plain(", ".join([*parts, text.moment(run.started)]))
 
 
-def _tables(analysis: Analysis) -> Iterator[Table]:
+def _tables(analysis: results.Analysis) -> Iterator[Table]:
     """World sizes, or the cases of a run by cases."""
     if analysis.points:
         yield brief_table(analysis.points)
@@ -359,7 +349,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(map(str.rjust, row, widths)) for row in rows]
 
 
-def _verdict(analysis: Analysis) -> list[str]:
+def _verdict(analysis: results.Analysis) -> list[str]:
     """The first verdict; nothing where there is none."""
     return [
         f"first verdict: {findings.verdict_title(v)}, confidence {v.confidence}"

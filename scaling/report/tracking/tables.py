@@ -9,18 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from scaling.analysis.results import (
-    Analysis,
-    Comparison,
-    InferenceCase,
-    Loss,
-    Measured,
-    Point,
-    StepParts,
-    TrainingCase,
-    Verdict,
-    at,
-)
+from scaling.analysis import results
 from scaling.report import cases, side_by_side, text
 from scaling.report.key_figures import waterfall
 from scaling.report.machines import ON_PAGE, slowest
@@ -29,8 +18,8 @@ Json = dict[str, Any]
 
 EFFICIENCY = ("efficiency", "efficiency_low", "efficiency_high")
 STEP = ("step_ms", "step_ms_low", "step_ms_high", "samples_per_s", "speedup", "efficiency_loaded")
-PARTS_COLUMNS = tuple(f"parts_{field.name}_ms" for field in dataclasses.fields(StepParts))
-LOSS_COLUMNS = tuple(f"loss_{field.name}" for field in dataclasses.fields(Loss))
+PARTS_COLUMNS = tuple(f"parts_{field.name}_ms" for field in dataclasses.fields(results.StepParts))
+LOSS_COLUMNS = tuple(f"loss_{field.name}" for field in dataclasses.fields(results.Loss))
 DRAWN = ("world_size", *EFFICIENCY, *STEP, *PARTS_COLUMNS, *LOSS_COLUMNS)
 """What the summary run's history holds, a row a world size."""
 
@@ -39,7 +28,7 @@ def spread(named: Json) -> Json:
     """Measured numbers as `name`, `name_low` and `name_high`; what is unknown is left out."""
     flat: Json = {}
     for name, value in named.items():
-        if isinstance(value, Measured) and value.tells:
+        if isinstance(value, results.Measured) and value.tells:
             flat |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
         elif isinstance(value, str | int | float):
             flat[name] = value
@@ -52,7 +41,7 @@ def named(pattern: str, value: Any) -> Json:
     return {pattern.format(f.name): getattr(value, f.name) for f in fields}
 
 
-def numbers(point: Point | None) -> Json:
+def numbers(point: results.Point | None) -> Json:
     """Every number of a world size under one flat name each."""
     if point is None:
         return {}
@@ -72,7 +61,7 @@ def numbers(point: Point | None) -> Json:
     )
 
 
-def tables(analysis: Analysis) -> Json:
+def tables(analysis: results.Analysis) -> Json:
     """Every table that has rows."""
     rows = [numbers(p) for p in analysis.points]
     by_name = {
@@ -106,7 +95,7 @@ def tables(analysis: Analysis) -> Json:
                 spread(
                     {"strategy": strategy.parallel.strategy}
                     | numbers(p)
-                    | named("against_first_{}", at(p.world_size, strategy.against_first))
+                    | named("against_first_{}", results.at(p.world_size, strategy.against_first))
                 )
                 for strategy in analysis.strategies
                 for p in strategy.points
@@ -120,7 +109,7 @@ def tables(analysis: Analysis) -> Json:
     return {k: v for k, v in by_name.items() if v["rows"]}
 
 
-def comparison_tables(comparisons: Sequence[Comparison]) -> Json:
+def comparison_tables(comparisons: Sequence[results.Comparison]) -> Json:
     """Tables with a row a pair of runs and world size, case, or setting that differs."""
     by_name = {
         "comparison": _table([row for pair in comparisons for row in _comparison_rows(pair)]),
@@ -135,7 +124,7 @@ def _table(rows: Sequence[Json], columns: Sequence[str] = ()) -> Json:
     return {"columns": list(columns), "rows": [[row.get(name) for name in columns] for row in rows]}
 
 
-def waterfall_rows(point: Point) -> Iterator[Json]:
+def waterfall_rows(point: results.Point) -> Iterator[Json]:
     """From ideal to measured, a fraction of the step each; between them the causes add up."""
     if point.loss is None:
         return
@@ -144,7 +133,7 @@ def waterfall_rows(point: Point) -> Iterator[Json]:
             yield {"world_size": point.world_size, "cause": row.cause} | spread({"share": row.value})
 
 
-def _buckets(point: Point) -> Iterator[Json]:
+def _buckets(point: results.Point) -> Iterator[Json]:
     for index, bucket in enumerate(point.comm.buckets if point.comm else ()):
         yield {"world_size": point.world_size, "bucket": index} | spread(named("{}", bucket))
 
@@ -155,7 +144,7 @@ def _told(result: Any) -> Json:
     return spread({key: ", ".join(map(str, v)) if isinstance(v, tuple) else v for key, v in fields})
 
 
-def _verdict_row(verdict: Verdict) -> Json:
+def _verdict_row(verdict: results.Verdict) -> Json:
     remedies = {
         "evidence": "; ".join(verdict.evidence),
         "try": "; ".join(r.overrides for r in verdict.try_),
@@ -165,7 +154,7 @@ def _verdict_row(verdict: Verdict) -> Json:
     return spread(named("{}", verdict) | remedies)
 
 
-def _comparison_rows(comparison: Comparison) -> list[Json]:
+def _comparison_rows(comparison: results.Comparison) -> list[Json]:
     base, other = side_by_side.run_names(comparison)
     return [
         {"base": base, "other": other}
@@ -181,7 +170,7 @@ def _comparison_rows(comparison: Comparison) -> list[Json]:
     ]
 
 
-def _compared_case_rows(comparison: Comparison) -> list[Json]:
+def _compared_case_rows(comparison: results.Comparison) -> list[Json]:
     base, other = side_by_side.run_names(comparison)
     return [
         {"base": base, "other": other}
@@ -194,19 +183,19 @@ def _compared_case_rows(comparison: Comparison) -> list[Json]:
     ]
 
 
-def _setting_rows(comparison: Comparison) -> list[Json]:
+def _setting_rows(comparison: results.Comparison) -> list[Json]:
     names = dict(zip(("base_run", "other_run"), side_by_side.run_names(comparison), strict=True))
     return [names | {k: v or "" for k, v in named("{}", s).items()} for s in comparison.settings]
 
 
-def _case_row(analysis: Analysis, row: InferenceCase | TrainingCase) -> Json:
+def _case_row(analysis: results.Analysis, row: results.InferenceCase | results.TrainingCase) -> Json:
     """One case, with the device first: rows of several runs make one table of device, precision and batch."""
     device = analysis.run.device_name or analysis.run.device
     latency = named("latency_{}_ms", getattr(row, "latency_ms", None))
     return {"device": device, "setting": cases.setting(row)} | spread(named("{}", row) | latency)
 
 
-def charts(analysis: Analysis) -> Json:
+def charts(analysis: results.Analysis) -> Json:
     """Every chart that has something to draw."""
     rows = [numbers(p) for p in analysis.points]
     fallen = [p for p in analysis.points if p.loss is not None]
@@ -232,7 +221,7 @@ def charts(analysis: Analysis) -> Json:
     return by_name
 
 
-def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
+def comparison_charts(comparisons: Sequence[results.Comparison]) -> Json:
     """The ratios over world sizes, a line a run."""
     series: dict[str, list[tuple[float, float]]] = {}
     for pair in comparisons:
@@ -252,14 +241,16 @@ def _lines(title: str, x: str, series: dict[str, list[tuple[float, float]]]) -> 
     return {"kind": "line", "title": title, "x": x, "series": series}
 
 
-def _bars(point: Point) -> Json:
+def _bars(point: results.Point) -> Json:
     """The waterfall of one world size, with the names that the report uses."""
     bars = [(text.cause_name(row["cause"]), 100 * row["share"]) for row in waterfall_rows(point)]
     title = f"Loss waterfall at {text.ranks(point.world_size)}, % of the step"
     return {"kind": "bar", "title": title, "label": "cause", "value": "% of the step", "bars": bars}
 
 
-def _series(points: Iterable[tuple[str, float, Measured | None]]) -> dict[str, list[tuple[float, float]]]:
+def _series(
+    points: Iterable[tuple[str, float, results.Measured | None]],
+) -> dict[str, list[tuple[float, float]]]:
     """Lines from (name, x, y); a y that tells nothing is left out."""
     series: dict[str, list[tuple[float, float]]] = {}
     for name, x, y in points:

@@ -19,16 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaling.analysis.results import (
-    Analysis,
-    Comparison,
-    InferenceCase,
-    Measured,
-    RunInfo,
-    StepHistory,
-    TrainingCase,
-    at,
-)
+from scaling.analysis import results
+from scaling.analysis.results import at
 from scaling.plain import plain
 from scaling.records import files
 from scaling.records.launch import Environment
@@ -42,7 +34,7 @@ from scaling.settings.plan import SETTLED, Plan, Trial
 from scaling.settings.run import Tracking
 
 
-def run_config(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:
+def run_config(environment: Environment | None, plan: Plan, run: results.RunInfo) -> Json:
     """What all world sizes share: the spec, versions, the machine, the commit that was measured.
 
     `environment`: what stands for the run's machine (`Launches.environment`); None where it is not known.
@@ -73,7 +65,7 @@ TITLE_MAX = 63
 Alert = dict[str, str]
 
 
-def alerts(analysis: Analysis) -> Iterator[Alert]:
+def alerts(analysis: results.Analysis) -> Iterator[Alert]:
     """The alerts of one run, each as {title, text, level}."""
     throttled = [w for w in analysis.quality.warnings if w.startswith("throttled")]
     if throttled:
@@ -83,7 +75,7 @@ def alerts(analysis: Analysis) -> Iterator[Alert]:
         yield _alert("Trials are missing", analysis.run, "; ".join(missing), "ERROR")
 
 
-def regressions(comparisons: Sequence[Comparison]) -> Iterator[Alert]:
+def regressions(comparisons: Sequence[results.Comparison]) -> Iterator[Alert]:
     """An alert for each run that is slower than the base. A difference within the noise raises none."""
     for pair in comparisons:
         slowdowns = list(_slower(pair)) if pair.comparable else []
@@ -93,7 +85,7 @@ def regressions(comparisons: Sequence[Comparison]) -> Iterator[Alert]:
             yield _alert("Slower than before", pair.other, message, "WARN")
 
 
-def _slower(comparison: Comparison) -> Iterator[str]:
+def _slower(comparison: results.Comparison) -> Iterator[str]:
     """World sizes and cases at which the other run is distinguishably slower, each with its ratio."""
     for point in comparison.points:
         if point.distinguishable and point.ratio is not None and point.ratio.value < 1:
@@ -104,19 +96,19 @@ def _slower(comparison: Comparison) -> Iterator[str]:
             yield f"{text.quantity(case.ratio)} at {where}"
 
 
-def _alert(what: str, run: RunInfo, message: str, level: str) -> Alert:
+def _alert(what: str, run: results.RunInfo, message: str, level: str) -> Alert:
     title = plain(f"{what}: {run.model} on {run.topology}")[:TITLE_MAX]
     return {"title": title, "text": plain(message), "level": level}
 
 
-def objective(analysis: Analysis, plan: Plan) -> Measured | None:
+def objective(analysis: results.Analysis, plan: Plan) -> results.Measured | None:
     """`tracking.objective` at the plan's largest world size, or the fastest case's throughput; None if not measured."""
     size = plan.ranks
     if plan.spec.kind.by_cases:
-        rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
+        rows: list[results.InferenceCase | results.TrainingCase] = [*analysis.inference, *analysis.training]
         rates = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
         return max(rates, key=lambda m: m.value, default=None)
-    value: Measured | None = getattr(at(size, analysis.points), plan.spec.tracking.objective, None)
+    value: results.Measured | None = getattr(at(size, analysis.points), plan.spec.tracking.objective, None)
     return value
 
 
@@ -137,8 +129,8 @@ Json = dict[str, Any]
 def log_run(
     folder: RunFolder,
     plan: Plan,
-    analysis: Analysis,
-    histories: tuple[StepHistory, ...],
+    analysis: results.Analysis,
+    histories: tuple[results.StepHistory, ...],
     environment: Environment | None = None,
 ) -> str | None:
     """Write the W&B runs of a run folder, in place of earlier ones; a one-line warning where that failed.
@@ -149,7 +141,7 @@ def log_run(
 
 
 def log_comparison(
-    folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison], tracking: Tracking
+    folder: RunFolder, plan: Plan, comparisons: Sequence[results.Comparison], tracking: Tracking
 ) -> str | None:
     """Write one W&B run with the comparison's tables below `folder`, as `log_run` does a run's.
 
@@ -179,8 +171,8 @@ def _log(folder: RunFolder, plan: Plan, document: Callable[[], Json]) -> str | N
 def _document(
     folder: RunFolder,
     plan: Plan,
-    analysis: Analysis,
-    histories: Iterable[StepHistory],
+    analysis: results.Analysis,
+    histories: Iterable[results.StepHistory],
     environment: Environment | None,
 ) -> Json:
     """Everything to log, as plain values: settings all runs share, and the runs."""
@@ -215,7 +207,7 @@ def _document(
     return _grouped(folder, plan, runs, agent, kinds=_unreal([run]))
 
 
-def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> Json:
+def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[results.Comparison]) -> Json:
     """One run whose tables have a row a pair of runs and world size, case, or setting that differs."""
     names = list(dict.fromkeys(name for pair in comparisons for name in side_by_side.run_names(pair)))
     summary = {
@@ -238,7 +230,7 @@ def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Co
     return _grouped(folder, plan, [run], _agent(), kinds=kinds)
 
 
-def _unreal(runs: Sequence[RunInfo]) -> list[str]:
+def _unreal(runs: Sequence[results.RunInfo]) -> list[str]:
     """Tags for what is not real in any of the runs."""
     return [name for name in ("synthetic", "simulated") if any(getattr(run, name) for run in runs)]
 
@@ -247,7 +239,7 @@ def _stem(plan: Plan) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", plan.id)[-ID_MAX:].strip("-")
 
 
-def _told(comparisons: Sequence[Comparison]) -> str:
+def _told(comparisons: Sequence[results.Comparison]) -> str:
     """A short hash of the compared runs, which does not depend on their order."""
     ids = sorted(pair.other.id for pair in comparisons)
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:TOLD]
@@ -271,7 +263,7 @@ def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, ki
     }
 
 
-def _steps(history: StepHistory) -> list[Json]:
+def _steps(history: results.StepHistory) -> list[Json]:
     """A row a step; `contended` as 0 or 1, which W&B can draw."""
     flags = tuple(None if flag is None else int(flag) for flag in history.contended)
     columns = {**history.columns, "contended": flags}
@@ -282,7 +274,7 @@ def _steps(history: StepHistory) -> list[Json]:
     ]
 
 
-def _summary(analysis: Analysis, plan: Plan) -> Json:
+def _summary(analysis: results.Analysis, plan: Plan) -> Json:
     rows = [tables.numbers(p) for p in analysis.points]
     quality = {
         k: v for k, v in tables.named("{}", analysis.quality).items() if k not in ("warnings", "reached")
@@ -312,7 +304,7 @@ def _agent() -> Json:
     return {"run": {"id": run, "sweep": sweep}} | place
 
 
-def _artifact(folder: RunFolder, plan: Plan, analysis: Analysis, name: str) -> Json:
+def _artifact(folder: RunFolder, plan: Plan, analysis: results.Analysis, name: str) -> Json:
     """The run's files below their names in its folder, the smallest first where not all may go."""
     kept: dict[str, str] = {}
     left_out: list[str] = []
