@@ -1,8 +1,7 @@
 """A run from Python: its plan, its analysis and its tables, read when they are first asked for.
 
-`scaling` itself exports Run and load, and docs/api.md shows them at work.
-
-Results of the Python API that a shell shows as the terminal does, instead of every field.
+`scaling` itself exports Run and load, and docs/api.md shows them at work. Results are shown in a shell as the terminal
+shows them, instead of every field.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Shared by verbs that measure: check a run before anything is written, watch it, and shut down cleanly.
+"""Shared by verbs that measure: check a run before anything is written, watch it, analyse, report and log it.
 
-Analysis that launchers call. Imports are made on the first call, since a plan does not need polars.
-
-Print the report of an analysed run, and log it to W&B.
+Imports are made on the first call, since a plan does not need polars.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The answer of a run: how well it scales, and what most of the loss is, in a sentence or two.
+"""The answer of a run, how well it scales and what most of the loss is, and the five lines that a report begins with.
 
-The five lines that a report begins with: the answer, why, how sure, what to try, where the page is.
+These are the answer, why, how sure, what to try, and where the page is.
 """
 
 from __future__ import annotations

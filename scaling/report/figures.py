@@ -1,6 +1,6 @@
 """Figures as files: SVG and PNG, drawn by kaleido in a Chromium of this machine, without a network.
 
-Timelines in Chrome's trace format, which Perfetto opens.
+Timelines too, in Chrome's trace format, which Perfetto opens.
 """
 
 from __future__ import annotations

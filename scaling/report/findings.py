@@ -1,7 +1,4 @@
-"""The findings of a run as sentences.
-
-The measured links and the paths that NCCL chose, as sentences.
-"""
+"""The findings of a run, its measured links and the paths that NCCL chose, as sentences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Documents as one HTML file each, which needs nothing from outside.
-
-The templates of pages, which lie in the folder `page` beside this.
+"""Documents as one HTML file each, which needs nothing from outside; its templates lie in the folder `page`.
 
 Text is freed of control characters and escaped wherever a template writes it; only what is packaged with the program
 goes into a page as it is.

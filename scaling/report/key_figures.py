@@ -1,7 +1,4 @@
-"""The key figures of a run: a row for each world size.
-
-The waterfall and the parts of a step, computed once for every renderer.
-"""
+"""The key figures of a run, the waterfall and the parts of a step, computed once for every renderer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a run ran on, as a table with a column for each kind of machine.
-
-The hosts of a run, as a table and as sentences.
-
-The own steps of many ranks: how far they are apart, and the slowest of them host by host.
-"""
+"""What a run ran on: its kinds of machines, its hosts compared, and how far the own steps of many ranks are apart."""
 
 from __future__ import annotations
 

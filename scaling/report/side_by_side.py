@@ -1,7 +1,4 @@
-"""Comparisons of runs as sentences.
-
-The allocations that a comparison rests on, in sentences.
-"""
+"""Comparisons of runs, and the allocations that they rest on, as sentences."""
 
 from __future__ import annotations
 

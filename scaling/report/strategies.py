@@ -1,7 +1,4 @@
-"""Strategies side by side: one table, and a sentence that says which and why.
-
-Ranks that together do less than one of them alone, said outright.
-"""
+"""Strategies side by side: a table, which is fastest and why, and ranks that together do less than one alone."""
 
 from __future__ import annotations
 

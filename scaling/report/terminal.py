@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scaling.plain import plain
 from scaling.report import text
-from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
+from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Lines, Section, Table
 
 _PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
 _STYLES = {
@@ -123,29 +123,24 @@ def _lines(block: Lines) -> Iterator[Text]:
     names = block.name_width or (text.NAME if block.look == "facts" else longest)
     deepest = max(line.level for line in block.items)
     for line in block.items:
-        style = _STYLES[line.tone]
+        lead, hang, style = "  - ", " " * 4, _STYLES[line.tone]
         if block.look == "facts":
             width = names + 2 * (deepest - line.level)
-            indent = "  " * (1 + line.level)
-            lead = f"{indent}{_flat(line.name):<{width - 1}} "
+            lead = f"{'  ' * (1 + line.level)}{_flat(line.name):<{width - 1}} "
+            hang = " " * len(lead)
         elif block.look == "conditions":
             lead = f"# {_flat(line.name):<{names}}  " if names else "# "
-            style = style or "dim"
+            hang, style = "# " + " " * (len(lead) - 2), style or "dim"
         elif block.look == "note":
-            yield from _note(line.text)
-            continue
+            lead, hang, style = "# ", "# ", "dim"
+        elif block.look == "prose":
+            lead = "  "
+        elif block.look == "warnings":
+            style = style or "yellow"
+        if block.whole:
+            yield Text(lead + _flat(line.text), style=style)
         else:
-            lead = "  " if block.look == "prose" else "  - "
-            style = style or ("yellow" if block.look == "warnings" else "")
-        yield from _statement(line, lead, style, block)
-
-
-def _statement(line: Line, lead: str, style: str, block: Lines) -> Iterator[Text]:
-    if block.whole:
-        yield Text(lead + _flat(line.text), style=style)
-        return
-    hang = {"facts": " " * len(lead), "conditions": "# " + " " * (len(lead) - 2)}.get(block.look, " " * 4)
-    yield from _prose(line.text, lead=lead, hang=hang, style=style)
+            yield from _prose(line.text, lead=lead, hang=hang, style=style)
 
 
 def _note(note: str) -> Iterator[Text]:

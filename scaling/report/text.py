@@ -1,8 +1,6 @@
 """Numbers and names as text. Everything is formatted here, so that a number reads the same in every report.
 
-Bars made of characters, as wide as a terminal's line.
-
-What a run was asked to measure, as texts; `scaling plan` needs it without the types of results, slow to load.
+`scaling plan` needs this without the types of results, which are slow to load.
 """
 
 from __future__ import annotations

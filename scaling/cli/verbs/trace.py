@@ -1,7 +1,4 @@
-"""`scaling trace`: what profilers and recorders beside a training wrote.
-
-Write the folder of an analysis from traces: like a run's folder, but without records.
-"""
+"""`scaling trace`: what profilers and recorders beside a training wrote, as a report and its folder without records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the doctor found: what was measured first, problems with their remedies last.
-
-Self-test and verification.
-"""
+"""What the doctor found, its problems and their remedies last; self-test and verification."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Two runs side by side.
-
-Several runs as one table, and those of equal work against each other, as one document.
-
-Several runs as one table, and what is best in a sentence.
-"""
+"""Two runs side by side; and several as one table, with what is best and those of equal work against each other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Throughput and latency against the batch.
-
-Bus bandwidth against message size: measured, fitted, nominal, and where the model's buckets lie.
-"""
+"""Throughput and latency against the batch, and bus bandwidth against message size."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Efficiency over world size, of one run or of several.
-
-Bars that name what a step is lost to, or what two steps differ by, with their numbers beside them.
-"""
+"""Efficiency over world size, and bars of what a step is lost to or what two steps differ by."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The summary run's tables for W&B, as plain data: {columns, rows}.
+"""The summary run's tables and charts for W&B, as plain data (`scaling.report.tracking.sync` reads it).
 
-The summary run's charts for W&B, as plain data: {kind: line | bar, title, ...} (scaling.report.tracking.sync).
+Tables are {columns, rows}, charts {kind: line | bar, title, ...}.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """One W&B run per world size and one summary run, in one group. Renders results, computes nothing.
 
-What to log is put together here as plain data; `scaling.report.tracking.sync` hands it to W&B.
-
-Alerts for W&B to send: a regression, throttling, missing trials.
-
-The one number that a sweep gets from a run.
-
-A run's settings as W&B's config: flat, under the names of their overrides.
+What to log, alerts and the one number of a sweep among it, is put together here as plain data;
+`scaling.report.tracking.sync` hands it to W&B.
 """
 
 from __future__ import annotations
