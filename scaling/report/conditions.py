@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from scaling.analysis.results import LAUNCHES_MIN, RunInfo
@@ -15,30 +16,33 @@ from scaling.units import format_duration, format_rate
 
 def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str], ...]:
     """The conditions as (name, text); without a plan only those that the results contain."""
+    return tuple((name, plain(text)) for name, text in _conditions(run, plan))
+
+
+def _conditions(run: RunInfo, plan: Plan | None) -> Iterator[tuple[str, str]]:
     synthetic = ", SYNTHETIC compute (sleeps; parameters and traffic are real)" if run.synthetic else ""
-    precision = precisions(plan.spec) if plan is not None else run.precision
-    lines = [("model", f"{run.model}{synthetic}"), ("precision", precision)]
+    yield "model", f"{run.model}{synthetic}"
+    yield "precision", run.precision if plan is None else precisions(plan.spec)
     if plan is None:
-        lines += [("scaling", run.mode), ("topology", run.topology)]
+        yield "scaling", run.mode
+        yield "topology", run.topology
     else:
-        lines += _plan_lines(plan)
+        yield from _planned(plan)
     named = f" ({run.device_name})" if run.device_name else ""
     modelled = ", SIMULATED: all times are those of a model" if run.simulated else ""
-    lines += [("backend", run.backend), ("device", f"{run.device}{named}{modelled}")]
-    traced = plan is not None and plan.source == TRACE
-    launched = f"{count(run.launches, 'launch') if run.launches == 1 else f'{run.launches} launches'}"
-    if plan is not None and not traced:
-        launcher = plan.kind.name if plan.kind.followed else plan.spec.launcher
-        launched = f"{launcher}, {launched}, {count(plan.spec.threads, 'thread')} a rank"
-    if run.binding:
-        launched += f", ranks {run.binding}"
-    if not traced:
-        lines.append(("launch", launched))
-    if plan is not None and not traced:
-        lines.append(("measure", _measure(plan)))
-    took = "" if traced else f", took {format_duration(run.duration_s)}"
-    lines.append(("run", f"{run.id}, {moment(run.started)}{took}"))
-    return tuple((name, plain(text)) for name, text in lines)
+    yield "backend", run.backend
+    yield "device", f"{run.device}{named}{modelled}"
+    took = ""
+    if plan is None or plan.source != TRACE:
+        launched = "1 launch" if run.launches == 1 else f"{run.launches} launches"
+        if plan is not None:
+            launcher = plan.kind.name if plan.kind.followed else plan.spec.launcher
+            launched = f"{launcher}, {launched}, {count(plan.spec.threads, 'thread')} a rank"
+        yield "launch", f"{launched}{f', ranks {run.binding}' if run.binding else ''}"
+        if plan is not None:
+            yield "measure", _measure(plan)
+        took = f", took {format_duration(run.duration_s)}"
+    yield "run", f"{run.id}, {moment(run.started)}{took}"
 
 
 def _batch(plan: Plan) -> str:
@@ -59,38 +63,29 @@ def _measure(plan: Plan) -> str:
     return f"{rounds}; 95 % intervals over {'launches' if plan.spec.repeats >= LAUNCHES_MIN else 'rounds'}"
 
 
-def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
+def _planned(plan: Plan) -> Iterator[tuple[str, str]]:
     spec, top = plan.spec, plan.spec.topology
-    placed = ", ranks spread over the hosts, all of them at work" if top.spread else ""
-    hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}{placed}"
-    unknown = plan.source != HARNESS and not spec.batch_per_rank
-    lines = [] if unknown else [("batch", case_batches(spec) if spec.kind.by_cases else _batch(plan))]
+    if plan.source == HARNESS or spec.batch_per_rank:
+        yield "batch", case_batches(spec) if spec.kind.by_cases else _batch(plan)
     if len(spec.strategies) > 1:
         named = ", ".join(strategy.parallel.name for strategy in spec.strategies)
-        lines.append(
-            ("strategies", f"{named}, in turns in one launch; figures without a name are the first one's")
-        )
+        yield "strategies", f"{named}, in turns in one launch; figures without a name are the first one's"
     elif spec.parallel.sharded or spec.parallel.name in (OWN, PIPELINED):
-        lines.append(("parallel", _strategy(spec)))
-    lines.append(("topology", f"{top.name}, {hosts}"))
+        yield "parallel", _strategy(spec)
+    placed = ", ranks spread over the hosts, all of them at work" if top.spread else ""
+    yield "topology", f"{top.name}, {count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}{placed}"
     if top.hosts > 1 or top.link.rate_bit_s is not None:
         rate = "rate unknown" if top.link.rate_bit_s is None else f"{format_rate(top.link.rate_bit_s)} a host"
-        source = f" ({top.link.source})" if top.link.source else ""
-        lines.append(("link", f"{rate}{source}"))
+        yield "link", f"{rate}{f' ({top.link.source})' if top.link.source else ''}"
     if top.note:
-        lines.append(("note", top.note))
+        yield "note", top.note
     if spec.data.target is not None:
         loading = f"{count(spec.data.workers, 'worker')} a rank, {spec.data.prefetch} batches ahead each"
-        lines.append(
-            ("data", f"{spec.data.name}, {loading if spec.data.workers else 'made in the training process'}")
-        )
-    settings = _settings(spec)
-    if settings:
-        lines.append(("settings", ", ".join(settings)))
-    injected = _changed("inject.", spec.inject, Inject())
+        yield "data", f"{spec.data.name}, {loading if spec.data.workers else 'made in the training process'}"
+    if settings := _settings(spec):
+        yield "settings", ", ".join(settings)
     if spec.inject.active:
-        lines.append(("INJECTED", ", ".join(injected)))
-    return lines
+        yield "INJECTED", ", ".join(_changed("inject.", spec.inject))
 
 
 def _strategy(spec: Spec) -> str:
@@ -105,10 +100,10 @@ def _strategy(spec: Spec) -> str:
 
 def _fsdp(spec: Spec) -> list[str]:
     """The settings of fully_shard that are not torch's usual ones, as they are written."""
-    usual = Fsdp()
-    reshard = [] if spec.fsdp.reshard == usual.reshard else [show_reshard(spec.fsdp.reshard)]
+    usual = Fsdp().reshard
+    reshard = [] if spec.fsdp.reshard == usual else [show_reshard(spec.fsdp.reshard)]
     named = [f"fsdp.reshard_after_forward={value}" for value in reshard]
-    return named + _changed("fsdp.", replace(spec.fsdp, reshard=usual.reshard), usual)
+    return named + _changed("fsdp.", replace(spec.fsdp, reshard=usual))
 
 
 def _settings(spec: Spec) -> list[str]:
@@ -120,10 +115,12 @@ def _settings(spec: Spec) -> list[str]:
         if f.default is False and f.name not in {"batch_max", *varied} and getattr(spec, f.name)
     ]
     environment = [f"env.{name}={value}" for name, value in spec.env.items()]
-    of_strategy = [*_changed("ddp.", spec.ddp, Ddp()), *_fsdp(spec)]
+    of_strategy = [*_changed("ddp.", spec.ddp), *_fsdp(spec)]
     return [f"{name}=true" for name in switches] + of_strategy + environment
 
 
-def _changed(prefix: str, settings: Ddp | Fsdp | Inject, default: Ddp | Fsdp | Inject) -> list[str]:
-    pairs = ((f.name, getattr(settings, f.name), getattr(default, f.name)) for f in fields(settings))
-    return [f"{prefix}{name}={str(value).lower()}" for name, value, usual in pairs if value != usual]
+def _changed(prefix: str, settings: Ddp | Fsdp | Inject) -> list[str]:
+    """Settings that are not the usual ones, as they are written."""
+    usual = type(settings)()
+    pairs = ((f.name, getattr(settings, f.name), getattr(usual, f.name)) for f in fields(settings))
+    return [f"{prefix}{name}={str(value).lower()}" for name, value, default in pairs if value != default]

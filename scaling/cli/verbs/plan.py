@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from scaling.cli.output import print_json, say
@@ -71,46 +71,50 @@ def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
 
 def describe(plan: Plan, folder: RunFolder) -> str:
     """The plan as text."""
-    spec, topology = plan.spec, plan.spec.topology
+    return "\n".join([*_lines(plan, folder), "#", _commands(plan, folder)])
+
+
+def _lines(plan: Plan, folder: RunFolder) -> Iterator[str]:
+    spec, topology, measure = plan.spec, plan.spec.topology, plan.spec.measure
     link = f", link {format_rate(topology.link.rate_bit_s)}" if topology.link.rate_bit_s else ""
-    lines = [
-        f"# model     {spec.model.name} {spec.model.args}, {precisions(spec)}, {_asked(spec)}",
+    yield f"# model     {spec.model.name} {spec.model.args}, {precisions(spec)}, {_asked(spec)}"
+    yield (
         f"# topology  {topology.name}: {count(topology.hosts, 'host')} x {count(topology.ranks_per_host, 'rank')}, "
-        f"{'spread over the hosts, ' if topology.spread else ''}{topology.device}, {topology.backend}{link}",
-    ]
-    lines += [f"#           {line}" for line in drawn(topology)]
+        f"{'spread over the hosts, ' if topology.spread else ''}{topology.device}, {topology.backend}{link}"
+    )
+    yield from (f"#           {line}" for line in drawn(topology))
     if topology.note:
-        lines.append(f"#           {topology.note}")
+        yield f"#           {topology.note}"
     if shares_gpu(spec):
-        lines.append(f"#           {mps_line()}")
+        yield f"#           {mps_line()}"
     if spec.model.synthetic:
-        lines.append("#           SYNTHETIC compute: sleeps, not arithmetic")
+        yield "#           SYNTHETIC compute: sleeps, not arithmetic"
     if len(spec.strategies) > 1:
-        lines.append(f"# parallel  {', '.join(s.parallel.name for s in spec.strategies)}, in turns")
-    measure = spec.measure
-    lines += [
+        yield f"# parallel  {', '.join(s.parallel.name for s in spec.strategies)}, in turns"
+    yield (
         f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
         f"{format_duration(measure.budget_s)} a launch after at most "
         f"{format_duration(WARMUP_SHARE * measure.budget_s)} of warm-up ({WARMUP_SHARE:.0%} of the budget), "
-        f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
-        *_time(plan),
-        *_on_cluster(plan),
+        f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}"
+    )
+    yield from _time(plan)
+    yield from _on_cluster(plan)
+    yield (
         f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.accelerated else 'rank'}-hours stand idle "
-        "while smaller world sizes run",
-        f"# run_dir   {folder.path}",
-        "#",
-    ]
+        "while smaller world sizes run"
+    )
+    yield f"# run_dir   {folder.path}"
+    yield "#"
     if spec.kind.by_cases:
-        return "\n".join([*lines, *_cases(plan), "#", _commands(plan, folder)])
-    lines.append("# world size  hosts  batch a rank  blocks a round  sub-groups at once")
-    blocks = round_blocks(plan, plan.trials, 0, 0)
-    each = Counter(b.trial.world_size for b in blocks)
-    lines += [
-        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {each[t.world_size]:>14}"
-        f"  {len(plan.sub_groups(t.world_size)):>18}"
-        for t in plan.trials
-    ]
-    return "\n".join([*lines, "#", _commands(plan, folder)])
+        yield from _cases(spec)
+        return
+    yield "# world size  hosts  batch a rank  blocks a round  sub-groups at once"
+    each = Counter(b.trial.world_size for b in round_blocks(plan, plan.trials, 0, 0))
+    for t in plan.trials:
+        yield (
+            f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {each[t.world_size]:>14}"
+            f"  {len(plan.sub_groups(t.world_size)):>18}"
+        )
 
 
 def _asked(spec: Spec) -> str:
@@ -120,28 +124,29 @@ def _asked(spec: Spec) -> str:
     return f"{spec.mode} scaling, {batch}"
 
 
-def drawn(topology: Topology) -> list[str]:
+def drawn(topology: Topology) -> Iterator[str]:
     """A host's devices in the groups that each level joins, innermost first, and its network cards; one a line."""
-    lines = []
+    size = topology.ranks_per_host
     for level in topology.levels:
-        groups = range(0, topology.ranks_per_host, level.ranks)
-        joined = " ".join(
-            f"[{_devices(range(g, min(g + level.ranks, topology.ranks_per_host)))}]" for g in groups
-        )
+        groups = [range(first, min(first + level.ranks, size)) for first in range(0, size, level.ranks)]
         rate = "rate unknown" if level.rate_bit_s is None else f"{format_rate(level.rate_bit_s)} a rank"
         hop = "" if level.latency_us is None else f", {level.latency_us:.3g} us a hop"
         source = f" ({level.source})" if level.source else ""
         name = f"{level.name} {level.link_class}".strip() if level.link_class != level.name else level.name
-        lines.append(f"{name:<14} {joined}  {rate}{hop}{source}")
+        yield f"{name:<14} {_joined(groups)}  {rate}{hop}{source}"
     inner = topology.levels[0].ranks if topology.levels else 0
     if any(len(island) != inner for island in topology.islands):
-        lines.append(f"{'islands':<14} {' '.join(f'[{_devices(part)}]' for part in topology.islands)}")
+        yield f"{'islands':<14} {_joined(topology.islands)}"
     if len(topology.numa) > 1:
-        lines.append(f"{'NUMA':<14} {' '.join(f'[{_devices(part)}]' for part in topology.numa)}")
+        yield f"{'NUMA':<14} {_joined(topology.numa)}"
     for nic in topology.nics:
         rate = "" if nic.rate_bit_s is None else f"  {format_rate(nic.rate_bit_s)}"
-        lines.append(f"{nic.name:<14} {nic.link_class} to [{_devices(nic.near)}]{rate}")
-    return lines
+        yield f"{nic.name:<14} {nic.link_class} to {_joined([nic.near])}{rate}"
+
+
+def _joined(groups: Iterable[Sequence[int]]) -> str:
+    """`[0-3] [4 6]`."""
+    return " ".join(f"[{_devices(group)}]" for group in groups)
 
 
 def _devices(part: Sequence[int]) -> str:
@@ -149,22 +154,18 @@ def _devices(part: Sequence[int]) -> str:
     return f"{part[0]}-{part[-1]}" if in_a_row else " ".join(map(str, part))
 
 
-def _cases(plan: Plan) -> list[str]:
+def _cases(spec: Spec) -> Iterator[str]:
     """The settings that are measured at each world size, in turns."""
-    spec = plan.spec
     *smaller, largest = spec.world_sizes
-    lines = [f"# {spec.task}, at {''.join(f'{n}, ' for n in smaller)}{ranks(largest)}:"]
-    asked = "max" if spec.batch_max else ", ".join(map(str, batches(spec)))
+    yield f"# {spec.task}, at {''.join(f'{n}, ' for n in smaller)}{ranks(largest)}:"
     if spec.batch_max:
-        lines.append(
-            "#   first a search for the largest batch of each setting, and its proof in fresh processes"
-        )
+        yield "#   first a search for the largest batch of each setting, and its proof in fresh processes"
+    asked = "max" if spec.batch_max else ", ".join(map(str, batches(spec)))
     for variant in variants(spec):
         words = [variant.precision]
         words += [name for name in ("autocast", "compile", "checkpointing") if getattr(variant, name)]
         words += [f"{variant.accumulation_steps} micro-steps"] if variant.accumulation_steps > 1 else []
-        lines.append(f"#   {', '.join(words)}: batch {asked}")
-    return lines
+        yield f"#   {', '.join(words)}: batch {asked}"
 
 
 def _commands(plan: Plan, folder: RunFolder) -> str:
