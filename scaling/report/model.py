@@ -27,7 +27,7 @@ TERMINAL, PAGE, MARKDOWN = Renderer.TERMINAL, Renderer.PAGE, Renderer.MARKDOWN
 EVERYWHERE = TERMINAL | PAGE | MARKDOWN
 NOWHERE = Renderer(0)
 
-Tone = Literal["", "quiet", "strong", "good", "bad", "warning", "caution", "alarm"]
+Tone = Literal["", "good", "bad", "warning", "caution", "alarm"]
 Columns = tuple[tuple[str, str], ...]
 """Name and unit of each column."""
 Rows = tuple[tuple[str, ...], ...]

@@ -6,7 +6,7 @@ Nothing depends on colour, so a piped or saved report loses nothing.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 
 from rich.console import Console
@@ -19,8 +19,6 @@ from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Lin
 _PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
 _STYLES = {
     "": "",
-    "quiet": "dim",
-    "strong": "bold",
     "good": "green",
     "bad": "red",
     "warning": "yellow",
@@ -29,12 +27,6 @@ _STYLES = {
 }
 PAGE_LINE = "page"
 _BAR_STYLES = {"part": "cyan", "ideal": "green", "loss": "red", "measured": "bold"}
-
-
-def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are, without control characters."""
-    for line in lines:
-        _print(console, Text(_flat(line)))
 
 
 def draw(console: Console, document: Document, *, verbose: bool = True) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich.console import Console
 
@@ -21,7 +22,7 @@ from scaling.launchers.jobs import Job, check_folder, create, plan_request
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, default_folder
 from scaling.report.documents.checkup import case_lines, selftest_document
-from scaling.report.terminal import draw, print_lines
+from scaling.report.terminal import draw
 from scaling.settings.plan import Plan, Request
 from scaling.units import format_duration
 
@@ -43,18 +44,17 @@ def main(arguments: list[str]) -> int:
     parent = RunFolder(first.request.run_dir or default_folder(first.plan.id))
     folders = [check_folder(parent.path / f"{k:02}") for k in range(len(runs))]
     check_folder(parent.path)
-    console = Console(stderr=given.json)
-    graded, interrupted = _graded(runs, folders, console)
+    graded, interrupted = _graded(runs, folders, sys.stderr if given.json else sys.stdout)
     whole = summary(graded, len(runs))
     write_json(parent.path / "selftest.json", whole)
     if given.json:
         print_json(whole)
-    draw(console, selftest_document(whole, parent.path))
+    draw(Console(stderr=given.json), selftest_document(whole, parent.path))
     return 3 if interrupted else int(not whole.passed)
 
 
 def _graded(
-    runs: Sequence[CaseRun], folders: Sequence[RunFolder], console: Console
+    runs: Sequence[CaseRun], folders: Sequence[RunFolder], file: TextIO
 ) -> tuple[list[SelfTestCase], bool]:
     """Run one case after the other and print each as it ends; also whether the user interrupted."""
     graded: list[SelfTestCase] = []
@@ -68,7 +68,7 @@ def _graded(
             return graded, True
         if case is not None:
             graded.append(case)
-            print_lines(console, case_lines(case))
+            say(*case_lines(case), file=file)
     return graded, False
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from scaling.cli.measuring import analyse
 from scaling.cli.output import say
@@ -13,21 +13,22 @@ from scaling.errors import InputError
 from scaling.launchers.jobs import begun
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.job_status import Standing, settle, standing
-from scaling.launchers.slurm.queue import JobState
 from scaling.records.paths import RunFolder, find_run, named, require_own
-from scaling.records.run import Status
 from scaling.units import format_duration
 
 
-def job_line(job: str, state: JobState | None, ahead: int | None) -> str:
+def job_line(stands: Standing) -> str:
     """The job's state as Slurm names it, with the reason that it waits, or the nodes that it runs on."""
+    if stands.job is None:
+        return "no job was submitted for it"
+    job, state = f"job {stands.job.id}", stands.state
     if state is None:
-        return f"job {job}: over; Slurm no longer lists it"
-    words = [f"job {job}: {state.state}"]
+        return f"{job}: over; Slurm no longer lists it"
+    words = []
     if state.state == "PENDING":
         words.append(f"({state.reason or 'no reason given yet'})")
-        if ahead is not None:
-            words.append(f"{ahead} ahead of it" if ahead else "next of its partition")
+        if stands.ahead is not None:
+            words.append(f"{stands.ahead} ahead of it" if stands.ahead else "next of its partition")
         if state.start:
             words.append(f"expected to start {state.start}")
     elif state.nodes:
@@ -36,26 +37,17 @@ def job_line(job: str, state: JobState | None, ahead: int | None) -> str:
         words.append(f"time limit in {state.left}")
     if state.over and state.exit_code:
         words.append(f"with status {state.exit_code}")
-    head, *rest = words
-    return ", ".join([" ".join([head, *rest[:1]]), *rest[1:]])
+    return " ".join(filter(None, (f"{job}: {state.state}", ", ".join(words))))
 
 
-def launch_line(status: Status, progress: dict[str, Any]) -> str:
+def launch_line(stands: Standing) -> str:
     """Progress of the running launch; empty where none runs or its progress is not known."""
+    progress, status = stands.progress, stands.status
     if not progress or not any(trial.status == "running" for trial in status.trials):
         return ""
     left = progress.get("left_s")
     until = "" if left is None else f", {format_duration(float(left))} left"
     return f"launch {max(len(status.launches) - 1, 0)}: {progress.get('stage', '')}{until}"
-
-
-def trial_lines(status: Status) -> list[str]:
-    """One line a trial."""
-    lines = ["#ranks  trial       in launch  error"]
-    for trial in status.trials:
-        measured = ",".join(map(str, trial.launches)) or "-"
-        lines.append(f"{trial.world_size:>6}  {trial.status:<11} {measured:>9}  {trial.error or ''}".rstrip())
-    return lines
 
 
 def main(arguments: list[str]) -> int:
@@ -66,18 +58,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def lines(stands: Standing) -> list[str]:
-    """The state of a run: its job, its launch and its trials."""
-    job_lines = [f"# {stands.folder.path}: {stands.plan.spec.model.name} on {stands.plan.spec.topology.name}"]
-    if stands.job is None:
-        job_lines.append("no job was submitted for it")
-    else:
-        job_lines.append(job_line(stands.job.id, stands.state, stands.ahead))
-        log = stands.folder.job_log(stands.job.id)
-        if log.is_file():
-            job_lines.append(f"log: {log}")
-    progress = launch_line(stands.status, stands.progress)
-    return [*job_lines, *([progress] if progress else []), *trial_lines(stands.status)]
+def lines(stands: Standing) -> Iterator[str]:
+    """The state of a run: its job, its launch, and one line a trial."""
+    yield f"# {stands.folder.path}: {stands.plan.spec.model.name} on {stands.plan.spec.topology.name}"
+    yield job_line(stands)
+    log = stands.folder.job_log(stands.job.id) if stands.job else None
+    if log and log.is_file():
+        yield f"log: {log}"
+    if progress := launch_line(stands):
+        yield progress
+    yield "#ranks  trial       in launch  error"
+    for trial in stands.status.trials:
+        measured = ",".join(map(str, trial.launches)) or "-"
+        yield f"{trial.world_size:>6}  {trial.status:<11} {measured:>9}  {trial.error or ''}".rstrip()
 
 
 END_S = 120

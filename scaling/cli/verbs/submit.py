@@ -134,17 +134,14 @@ def _until_over(plan: Plan, folder: RunFolder) -> Standing:
         stands = _patiently(lambda: standing(folder, plan))
         if stands.job is None:
             return stands
-        progress = launch_line(stands.status, stands.progress)
+        progress = launch_line(stands)
         trials = ", ".join(f"{trial.world_size}: {trial.status}" for trial in stands.status.trials)
         # The time left changes at every poll; a line is printed only for a new state, stage or trial.
-        worth = (
-            str(stands.state and (stands.state.state, stands.ahead)),
-            progress.partition(",")[0] + trials,
-        )
+        state = str(stands.state and (stands.state.state, stands.ahead))
+        worth = (state, progress.partition(",")[0] + trials)
         if worth != printed:
             printed = worth
-            line = job_line(stands.job.id, stands.state, stands.ahead)
-            say("; ".join(x for x in (line, progress, f"ranks {trials}") if x), file=sys.stderr)
+            say("; ".join(filter(None, (job_line(stands), progress, f"ranks {trials}"))), file=sys.stderr)
         if stands.over:
             return settle(stands, analyse)
         time.sleep(POLL_S)
