@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from scaling.analysis.results import HostSpeed, HostSteps, RankSpread
 from scaling.analysis.results.machine import MachineGroup
 from scaling.plain import plain
-from scaling.report.model import (
-    EVERYWHERE,
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Column,
-    Renderer,
-    Table,
-    lines,
-    tabulated,
-)
+from scaling.report.model import MARKDOWN, PAGE, TERMINAL, Block, Column, Table, lines, tabulated
 from scaling.report.text import NONE, cell, count, number, quantity, ranges, sentence
 from scaling.settings.plan import Plan
 from scaling.units import format_bytes
@@ -39,10 +29,8 @@ NAMES = (
 HOSTS_SHOWN = 4
 
 
-def machine_table(machines: Sequence[MachineGroup], plan: Plan) -> Table | None:
-    """Every fact that some machine reported, and the version of the code; None without machines."""
-    if not machines:
-        return None
+def machine_table(machines: Sequence[MachineGroup], plan: Plan) -> Table:
+    """Every fact that some machine reported, and the version of the code; no row without machines."""
     columns = (("", ""), *((_ranks(machine.ranks), "") for machine in machines))
     memories = [m.device_memory_bytes for m in machines]
     facts = (
@@ -86,7 +74,7 @@ def host_blocks(hosts: Sequence[HostSpeed]) -> Iterator[Block]:
     """Which host stands out, and the table; a page has more of them than text."""
     for most, on in ((ON_PAGE, PAGE), (SHOWN, TERMINAL | MARKDOWN)):
         yield lines(*map(sentence, host_lines(hosts, most)), look="prose", on=on)
-        yield host_table(hosts, most, on)
+        yield replace(host_table(hosts, most), on=on)
 
 
 def host_name(host: HostSpeed | HostSteps) -> str:
@@ -104,11 +92,11 @@ HOSTS: tuple[Column[HostSpeed], ...] = (
 )
 
 
-def host_table(hosts: Sequence[HostSpeed], most: int = ON_PAGE, on: Renderer = EVERYWHERE) -> Table:
+def host_table(hosts: Sequence[HostSpeed], most: int = ON_PAGE) -> Table:
     """A row for each host in their order; the slowest ones where there are more than `most`."""
     shown = slowest(hosts, most)
     columns = HOSTS if any(h.link_gbit_s for h in shown) else HOSTS[:3]
-    return tabulated(shown, columns, label="Hosts", note=HOSTS_NOTE, on=on)
+    return tabulated(shown, columns, label="Hosts", note=HOSTS_NOTE)
 
 
 def host_lines(hosts: Sequence[HostSpeed], most: int = ON_PAGE) -> tuple[str, ...]:

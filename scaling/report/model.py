@@ -217,6 +217,11 @@ def tabulated(things: Iterable[T], columns: Sequence[Column[T]], **about: Any) -
     )
 
 
+def section(title: str, *blocks: Block, **about: Any) -> Section:
+    """A section of some blocks. `about`: its other fields, such as the renderers that it is `on`."""
+    return Section(title=title, blocks=blocks, **about)
+
+
 def lines(*texts: str, look: Look = "items", on: Renderer = EVERYWHERE, tone: Tone = "") -> Lines:
     """Lines of text alone; empty texts are left out."""
     return Lines(items=tuple(Line(text=text, tone=tone) for text in texts if text), look=look, on=on)

@@ -8,7 +8,18 @@ from pathlib import Path
 from scaling.analysis import results
 from scaling.analysis.results import doctor
 from scaling.report import cases, findings, text
-from scaling.report.model import Column, Document, Line, Lines, Section, Table, Tone, lines, named, tabulated
+from scaling.report.model import (
+    Column,
+    Document,
+    Line,
+    Lines,
+    Section,
+    Table,
+    lines,
+    named,
+    section,
+    tabulated,
+)
 from scaling.units import format_bytes, format_duration
 
 PAIRS_SHOWN = 12
@@ -32,7 +43,7 @@ def _sections(checkup: doctor.Diagnosis) -> Iterator[Section]:
         ("took", format_duration(run.duration_s)),
         look="conditions",
     )
-    yield Section(title="", blocks=(checked,))
+    yield section("", checked)
     if checkup.roofline is not None:
         yield from _roofline(checkup.roofline)
     if checkup.parity is not None:
@@ -43,21 +54,22 @@ def _sections(checkup: doctor.Diagnosis) -> Iterator[Section]:
     others = lines(*checkup.others, *(compare,) * bool(checkup.others), look="prose")
     slowest = sorted(checkup.pairs, key=lambda p: p.bandwidth_gbit_s.value)[:PAIRS_SHOWN]
     pairs = tabulated(slowest, PAIRS, label="Pairs of ranks")
-    yield Section(title="between pairs of ranks, one pair at a time", blocks=(pairs, others))
-    yield Section(
-        title="memory of the rank that holds most, by phase of a step",
-        blocks=(tabulated(checkup.memory, MEMORY, label="Memory"),),
+    yield section("between pairs of ranks, one pair at a time", pairs, others)
+    yield section(
+        "memory of the rank that holds most, by phase of a step",
+        tabulated(checkup.memory, MEMORY, label="Memory"),
     )
-    yield Section(title="differs between ranks", blocks=(lines(*_differences(checkup), look="prose"),))
+    yield section("differs between ranks", lines(*_differences(checkup), look="prose"))
     problems = Lines(items=tuple(_problems(checkup)), look="facts", name_width=NAME_WIDTH)
-    yield Section(title=f"problems: {_count(checkup)}", blocks=(problems,), title_alone=True)
+    yield section(f"problems: {_count(checkup)}", problems, title_alone=True)
 
 
 def _problems(checkup: doctor.Diagnosis) -> Iterator[Line]:
     for problem in checkup.problems:
         where = f"rank {problem.rank}: " if problem.rank is not None else ""
-        tone: Tone = "alarm" if problem.severity == doctor.ERROR else "warning"
-        yield Line(name=problem.severity, text=f"{where}{problem.what}", tone=tone)
+        wrong = problem.severity == doctor.ERROR
+        what = f"{where}{problem.what}"
+        yield Line(name=problem.severity, text=what, tone="alarm" if wrong else "warning")
         yield Line(name="remedy", text=problem.remedy, tone="good")
 
 
@@ -83,7 +95,7 @@ def _roofline(use: results.RooflineResult) -> Iterator[Section]:
         label="Ceilings",
     )
     title = f"ceilings of rank {use.rank} ({use.device}), the best of some repetitions"
-    yield Section(title=title, blocks=(ceilings,))
+    yield section(title, ceilings)
     work = (
         f"{use.flops / 1e9:.4g} GFLOP, {format_bytes(use.bytes)} read and written, {use.operators} operators; "
         f"{use.achieved_flop_s.value / 1e9:.4g} GFLOP/s; {findings.use_line(use.mfu, use.hfu, use)}"
@@ -95,7 +107,7 @@ def _roofline(use: results.RooflineResult) -> Iterator[Section]:
     )
     at = f"batch {use.batch}, {use.precision}"
     title = f"a step without DDP ({at}): {text.quantity(use.step_ms, 'ms')}, bound: {use.bound}"
-    yield Section(title=title, blocks=(lines(work, look="prose"), bounds))
+    yield section(title, lines(work, look="prose"), bounds)
 
 
 def _ceiling(ceiling: results.CeilingResult) -> tuple[str, ...]:
@@ -135,7 +147,7 @@ def _parity(parity: doctor.ParityTable) -> Section:
     note = "gradient, weights, loss: |x - float64| / |float64|; inf: elements that are not finite, 0: flushed to zero"
     table = tabulated(parity.table, PARITY, label="Parity")
     title = f"parity: {parity.steps} seeded steps against float64"
-    return Section(title=title, blocks=(table, apart, lines(note, look="note")))
+    return section(title, table, apart, lines(note, look="note"))
 
 
 def _error(value: float | None) -> str:
@@ -218,7 +230,7 @@ def verification_document(check: results.Verification, folder: Path) -> Document
 def _document(title: str, *blocks: Lines, folder: Path) -> Document:
     """What several runs showed; `folder` keeps them."""
     runs = Line(name="runs", text=str(folder))
-    return Document(title=title, sections=(Section(title="", blocks=blocks),), closing=(runs,))
+    return Document(title=title, sections=(section("", *blocks),), closing=(runs,))
 
 
 def _comments(*texts: str) -> Lines:

@@ -11,7 +11,6 @@ from scaling.report import cases, side_by_side, text
 from scaling.report.conditions import conditions
 from scaling.report.key_figures import compared_table
 from scaling.report.model import (
-    EVERYWHERE,
     MARKDOWN,
     PAGE,
     TERMINAL,
@@ -26,6 +25,7 @@ from scaling.report.model import (
     Tone,
     heads,
     lines,
+    section,
     tabulated,
 )
 from scaling.report.plots.efficiency import differences, scaling_curve
@@ -52,7 +52,7 @@ def document(
     """What differs, by how much and why. The figures of a page need both analyses; `sweep`: both runs as a table."""
     names = side_by_side.run_names(comparison)
     slow = map(text.sentence, _slower(sweep)) if sweep else ()
-    whole = (Section(title=TITLE, blocks=(table(sweep),)),) if sweep else ()
+    whole = (section(TITLE, table(sweep)),) if sweep else ()
     return Document(
         title=f"{names[1]} against {names[0]}",
         answer=" ".join((side_by_side.answer(comparison), *slow)),
@@ -68,40 +68,33 @@ def _sections(
     other: results.Analysis | None,
 ) -> Iterator[Section]:
     both = tuple(map(_run, ("base", "other"), names, (comparison.base, comparison.other)))
-    runs = Lines(items=both, look="conditions", name_width=NAME_WIDTH)
-    yield Section(title="", blocks=(runs,), on=TERMINAL)
+    yield section("", Lines(items=both, look="conditions", name_width=NAME_WIDTH), on=TERMINAL)
     reasons = () if comparison.comparable else comparison.reasons
-    yield Section(title="not comparable", blocks=(lines(*reasons),), on=TERMINAL | PAGE, alarm=True)
-    hints = lines(*comparison.contended, look="warnings")
-    yield Section(title="contended", blocks=(hints,), titled_on=TERMINAL | PAGE)
-    nodes = lines(*side_by_side.allocation_lines(comparison, names))
-    yield Section(title="allocations", blocks=(nodes,), on=TERMINAL | PAGE)
-    if comparison.cases:
-        table = cases.comparison_table(comparison)
-        yield Section(title="cases", blocks=(table,), titled_on=TERMINAL | PAGE)
+    yield section("not comparable", lines(*reasons), on=TERMINAL | PAGE, alarm=True)
+    yield section("contended", lines(*comparison.contended, look="warnings"), titled_on=TERMINAL | PAGE)
+    nodes = side_by_side.allocation_lines(comparison, names)
+    yield section("allocations", lines(*nodes), on=TERMINAL | PAGE)
+    yield section("cases", cases.comparison_table(comparison), titled_on=TERMINAL | PAGE)
     like = comparison if comparison.comparable else replace(comparison, points=())
-    ratios = Lines(items=tuple(_ratio_lines(like)), look="facts")
-    yield Section(title=RATIO_NAME, blocks=(ratios,), on=TERMINAL)
-    yield Section(title="", blocks=(tabulated(like.points, SHORT),), on=MARKDOWN)
-    ratio_table = tabulated(like.points, RATIOS, label="Throughput", note=RATIO_NOTE)
-    yield Section(title="throughput", blocks=(ratio_table,), on=PAGE)
+    yield section(RATIO_NAME, Lines(items=tuple(_ratio_lines(like)), look="facts"), on=TERMINAL)
+    yield section("", tabulated(like.points, SHORT), on=MARKDOWN)
+    ratios = tabulated(like.points, RATIOS, label="Throughput", note=RATIO_NOTE)
+    yield section("throughput", ratios, on=PAGE)
     if base is not None and other is not None:
         series = [(f"base: {names[0]}", base.points), (f"other: {names[1]}", other.points)]
-        yield Section(title="scaling", blocks=(Figure(plot=scaling_curve(series)),), on=PAGE)
-    yield Section(title="what makes the difference", blocks=_differences(like), on=PAGE)
-    split = lines(*_at_each(like, side_by_side.split_line))
-    yield Section(title="compute and fabric", blocks=(split,), on=PAGE)
-    cost = lines(*_at_each(like, lambda p: "; ".join(side_by_side.cost_lines(p.cost))))
-    yield Section(title="cost", blocks=(cost,), on=PAGE)
+        yield section("scaling", Figure(plot=scaling_curve(series)), on=PAGE)
+    yield section("what makes the difference", *_differences(like), on=PAGE)
+    yield section("compute and fabric", lines(*_at_each(like, side_by_side.split_line)), on=PAGE)
+    costs = _at_each(like, lambda p: "; ".join(side_by_side.cost_lines(p.cost)))
+    yield section("cost", lines(*costs), on=PAGE)
     for group, differ in (("settings", "differ"), ("environment", "differs")):
-        differing = lines(*(side_by_side.setting_line(s) for s in comparison.settings if s.of == group))
-        yield Section(title=f"{group} that {differ}, base and other", blocks=(differing,), on=TERMINAL)
-    yield Section(title="roofline", blocks=(lines(*comparison.roofline, look="prose"),), on=TERMINAL | PAGE)
+        differing = (side_by_side.setting_line(s) for s in comparison.settings if s.of == group)
+        yield section(f"{group} that {differ}, base and other", lines(*differing), on=TERMINAL)
+    yield section("roofline", lines(*comparison.roofline, look="prose"), on=TERMINAL | PAGE)
     if base is not None and other is not None:
-        figure = Figure(plot=parts(_paired_parts(base, other)))
-        yield Section(title="parts of a step", blocks=(figure,), on=PAGE)
-    yield Section(title="conditions", blocks=(_both_conditions(comparison),), on=PAGE)
-    yield Section(title="what else differs", blocks=(_settings(comparison),), on=PAGE)
+        yield section("parts of a step", Figure(plot=parts(_paired_parts(base, other))), on=PAGE)
+    yield section("conditions", _both_conditions(comparison), on=PAGE)
+    yield section("what else differs", _settings(comparison), on=PAGE)
 
 
 def _run(role: str, name: str, run: results.RunInfo) -> Line:
@@ -156,15 +149,10 @@ SHORT: tuple[Column[results.PointComparison], ...] = (
 )
 
 
-def _differences(comparison: results.Comparison) -> tuple[Block, ...]:
-    return tuple(
-        Figure(
-            plot=differences(side_by_side.largest_causes(p.causes, CAUSES_DRAWN), p.world_size),
-            title=text.ranks(p.world_size),
-            beside=True,
-        )
-        for p in comparison.points
-    )
+def _differences(comparison: results.Comparison) -> Iterator[Block]:
+    for p in comparison.points:
+        plot = differences(side_by_side.largest_causes(p.causes, CAUSES_DRAWN), p.world_size)
+        yield Figure(plot=plot, title=text.ranks(p.world_size), beside=True)
 
 
 def _at_each(comparison: results.Comparison, line: Callable[[results.PointComparison], str]) -> Iterator[str]:
@@ -211,23 +199,20 @@ def several_document(
     series = [(plain(name), run.points) for name, run in zip(sweep.names, runs, strict=True)]
     largest = max((p.world_size for _, points in series for p in points), default=0)
     at_largest = [(name, p.parts_ms) for name, points in series for p in points if p.world_size == largest]
-    reasons = lines(*_reasons(comparisons, names), look="warnings")
-    contended = lines(*sweep.contended, look="warnings")
-    sections = (
-        ("not comparable", (reasons,), EVERYWHERE),
-        ("contended", (contended,), EVERYWHERE),
-        ("allocations", (lines(*_allocations(comparisons)),), EVERYWHERE),
-        (TITLE, (table(sweep),), EVERYWHERE),
-        ("cases", tuple(_cases(comparisons, names)), PAGE),
-        ("throughput of equal work", (_ratios(comparisons, names),), PAGE | MARKDOWN),
-        ("scaling", (Figure(plot=scaling_curve(series)),), PAGE),
-        ("parts of a step", (Figure(plot=parts(at_largest), title=text.ranks(largest)),), PAGE),
-        ("key figures", (compared_table(series),), PAGE),
-    )
     return Document(
         title=text.count(len(runs), "run"),
         answer=" ".join([answer(sweep), *_on_nodes(comparisons)]),
-        sections=tuple(Section(title=title, blocks=blocks, on=on) for title, blocks, on in sections),
+        sections=(
+            section("not comparable", lines(*_reasons(comparisons, names), look="warnings")),
+            section("contended", lines(*sweep.contended, look="warnings")),
+            section("allocations", lines(*_allocations(comparisons))),
+            section(TITLE, table(sweep)),
+            section("cases", *_cases(comparisons, names), on=PAGE),
+            section("throughput of equal work", _ratios(comparisons, names), on=PAGE | MARKDOWN),
+            section("scaling", Figure(plot=scaling_curve(series)), on=PAGE),
+            section("parts of a step", Figure(plot=parts(at_largest), title=text.ranks(largest)), on=PAGE),
+            section("key figures", compared_table(series), on=PAGE),
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from scaling.analysis.results import Assumption, Backtest, PredictedPoint, Prediction
 from scaling.plain import plain
 from scaling.report.key_figures import PREDICTED, waterfall_bars
-from scaling.report.model import Column, Document, Lines, Section, lines, named, tabulated
+from scaling.report.model import Column, Document, Lines, Section, lines, named, section, tabulated
 from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
 
 
@@ -22,24 +22,23 @@ def document(prediction: Prediction) -> Document:
 
 
 def _sections(prediction: Prediction) -> Iterator[Section]:
-    yield Section(title="", blocks=(_conditions(prediction),))
-    yield Section(
-        title="predicted", blocks=(tabulated(prediction.points, POINTS, label="Predicted", note=NOTE),)
-    )
+    yield section("", _conditions(prediction))
+    yield section("predicted", tabulated(prediction.points, POINTS, label="Predicted", note=NOTE))
     last = prediction.points[-1]
     if last.loss is not None and last.world_size > 1:
         title = f"{ranks(last.world_size)}, predicted: a step of {quantity(last.step_ms, 'ms')}"
-        yield Section(title=title, blocks=(waterfall_bars(last.loss, last.efficiency, PREDICTED),))
+        yield section(title, waterfall_bars(last.loss, last.efficiency, PREDICTED))
     why_none = lines(prediction.backtest_missing or "", look="prose", tone="warning")
-    yield Section(
-        title="back-test: each measured world size, predicted from the others",
-        blocks=(tabulated(prediction.backtest, BACKTEST, label="Back-test"), why_none),
+    yield section(
+        "back-test: each measured world size, predicted from the others",
+        tabulated(prediction.backtest, BACKTEST, label="Back-test"),
+        why_none,
         title_alone=True,
     )
     leans = (*map(_leans, prediction.assumptions), *prediction.notes)
     at = max((p.world_size for p in prediction.points if p.step_ms), default=0)
     where = f", and what {ranks(at)} would be otherwise" if prediction.assumptions else ""
-    yield Section(title=f"what this leans on{where}", blocks=(lines(*leans, look="warnings"),))
+    yield section(f"what this leans on{where}", lines(*leans, look="warnings"))
 
 
 def _leans(assumption: Assumption) -> str:

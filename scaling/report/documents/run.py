@@ -38,6 +38,7 @@ from scaling.report.model import (
     Section,
     Table,
     lines,
+    section,
 )
 from scaling.report.plots.curves import latency_by_batch, throughput_by_batch
 from scaling.report.plots.efficiency import scaling_curve
@@ -58,19 +59,20 @@ def certainty(quality: results.Quality) -> tuple[Line, ...]:
     return tuple(answer_lines)
 
 
-def sections(analysis: results.Analysis, *, crossed_in: str) -> Iterator[Section]:
-    """`crossed_in`: the title of the section whose figure marks contended steps, empty without one."""
+def _sureness(analysis: results.Analysis, *, crossed: bool) -> Iterator[Section]:
+    """`crossed`: whether the figure of the steps marks contended ones."""
     quality, measured = analysis.quality, findings.measured_lines(analysis.quality)
-    on_terminal = (lines(*measured, *map(plain, quality.warnings), look="warnings"),)
-    yield Section(title="quality", blocks=on_terminal, on=TERMINAL)
-    on_page = (
+    warnings = map(plain, quality.warnings)
+    yield section("quality", lines(*measured, *warnings, look="warnings"), on=TERMINAL)
+    yield section(
+        HOW_SURE,
         lines(*map(text.sentence, quality.warnings), look="warnings"),
-        _contended(quality, crossed_in),
+        *(_contended(quality) if crossed else ()),
         lines(*map(text.sentence, (*measured, *_checks(analysis)))),
+        on=PAGE,
     )
-    yield Section(title=HOW_SURE, blocks=on_page, on=PAGE)
-    on_markdown = (lines(*measured, *findings.fabric_lines(analysis.fabric)),)
-    yield Section(title="how sure, and the fabric", blocks=on_markdown, on=MARKDOWN, folded_on=MARKDOWN)
+    fabric = findings.fabric_lines(analysis.fabric)
+    yield section("how sure, and the fabric", lines(*measured, *fabric), on=MARKDOWN, folded_on=MARKDOWN)
 
 
 def _checks(analysis: results.Analysis) -> Iterator[str]:
@@ -93,13 +95,12 @@ def _checks_at(point: results.Point, device: str) -> Iterator[str]:
         yield findings.closure_line(point.closure)
 
 
-def _contended(quality: results.Quality, crossed_in: str) -> Lines:
+def _contended(quality: results.Quality) -> Iterator[Lines]:
     """Where to see when other programs ran."""
-    if not quality.contended_blocks or not crossed_in:
-        return Lines(items=())
-    many, where = text.count(quality.contended_blocks, "compute block"), text.headline(crossed_in)
-    sentence = f"Contended: {many}; the steps near them are crossed in {where}."
-    return Lines(items=(Line(text=sentence, link=(where, crossed_in)),), look="note")
+    if quality.contended_blocks:
+        many, where = text.count(quality.contended_blocks, "compute block"), text.headline(STEPS)
+        sentence = f"Contended: {many}; the steps near them are crossed in {where}."
+        yield Lines(items=(Line(text=sentence, link=(where, STEPS)),), look="note")
 
 
 STEPS = "steps as they ran"
@@ -157,36 +158,28 @@ def _sections(
     verdicts = tuple(_findings(analysis))
     ran = _histories(analysis, histories)
 
-    yield Section(title="", blocks=(condition_lines,), on=TERMINAL)
-    notice = lines(*failed, *analysis.quality.warnings, look="warnings")
-    yield Section(title="", blocks=(notice,), on=MARKDOWN)
-    yield Section(title=TRIALS, blocks=(trials,), on=PAGE)
-    if analysis.points:
-        figures = (key_table(analysis.points),)
-        yield Section(title="key figures", blocks=figures, titled_on=PAGE | TERMINAL)
-    if analysis.strategies:
-        yield Section(title="strategies side by side", blocks=(strategy_table(analysis.strategies),))
+    yield section("", condition_lines, on=TERMINAL)
+    yield section("", lines(*failed, *analysis.quality.warnings, look="warnings"), on=MARKDOWN)
+    yield section(TRIALS, trials, on=PAGE)
+    yield section("key figures", key_table(analysis.points), titled_on=PAGE | TERMINAL)
+    yield section("strategies side by side", strategy_table(analysis.strategies))
     yield from _cases(analysis)
-    curve = Figure(plot=scaling_curve([("", analysis.points)]))
-    yield Section(title="scaling", blocks=(curve,), on=PAGE)
+    yield section("scaling", Figure(plot=scaling_curve([("", analysis.points)])), on=PAGE)
     yield from steps.efficiency(analysis.points)
     yield from steps.points(analysis, plan)
-    yield Section(
-        title="fabric", blocks=(lines(*findings.fabric_lines(analysis.fabric), look="prose"),), on=TERMINAL
-    )
-    yield Section(title=VERDICTS, blocks=verdicts, on=PAGE | MARKDOWN)
+    yield section("fabric", lines(*findings.fabric_lines(analysis.fabric), look="prose"), on=TERMINAL)
+    yield section(VERDICTS, *verdicts, on=PAGE | MARKDOWN)
     yield from steps.page(analysis, plan, timelines)
-    yield Section(title="hosts", blocks=tuple(host_blocks(analysis.hosts)))
-    yield Section(title="ranks", blocks=tuple(rank_blocks(analysis.ranks)))
+    yield section("hosts", *host_blocks(analysis.hosts))
+    yield section("ranks", *rank_blocks(analysis.ranks))
     yield from map(steps.traced_section, analysis.trace or ())
     yield from _roofline(analysis.roofline)
-    yield Section(title=STEPS, blocks=ran, on=PAGE)
-    yield Section(title="conditions", blocks=(condition_lines,), on=PAGE | MARKDOWN, folded_on=MARKDOWN)
-    machine = machine_table(machines, plan)
-    yield Section(title="machine and environment", blocks=(machine,) if machine else (), on=PAGE)
-    yield from sections(analysis, crossed_in=STEPS if ran else "")
-    yield Section(title=TRIALS, blocks=(trials,), on=TERMINAL)
-    yield Section(title="verdicts", blocks=verdicts, on=TERMINAL)
+    yield section(STEPS, *ran, on=PAGE)
+    yield section("conditions", condition_lines, on=PAGE | MARKDOWN, folded_on=MARKDOWN)
+    yield section("machine and environment", machine_table(machines, plan), on=PAGE)
+    yield from _sureness(analysis, crossed=bool(ran))
+    yield section(TRIALS, trials, on=TERMINAL)
+    yield section("verdicts", *verdicts, on=TERMINAL)
 
 
 def _conditions(analysis: results.Analysis, plan: Plan) -> Lines:
@@ -210,14 +203,14 @@ def _cases(analysis: results.Analysis) -> Iterator[Section]:
             Figure(plot=throughput_by_batch(served), title="Throughput", beside=True),
             Figure(plot=latency_by_batch(served), title="Latency", beside=True),
         )
-        yield Section(title="inference", blocks=(cases.inference_table(served), *figures))
+        yield section("inference", cases.inference_table(served), *figures)
     if trained:
         figure = Figure(plot=throughput_by_batch(trained), title="Throughput")
-        yield Section(title="training settings", blocks=(cases.training_table(trained), figure))
-    largest = lines(*map(cases.largest_line, analysis.largest_batch))
-    yield Section(title="largest batch", blocks=(largest,), titled_on=TERMINAL | PAGE)
+        yield section("training settings", cases.training_table(trained), figure)
+    largest = map(cases.largest_line, analysis.largest_batch)
+    yield section("largest batch", lines(*largest), titled_on=TERMINAL | PAGE)
     failures = lines(*cases.failures(analysis), look="warnings")
-    yield Section(title="cases that were not measured", blocks=(failures,), on=TERMINAL | PAGE)
+    yield section("cases that were not measured", failures, on=TERMINAL | PAGE)
 
 
 def _findings(analysis: results.Analysis) -> Iterator[Block]:
@@ -237,8 +230,8 @@ def _roofline(line: results.RooflineResult | None) -> Iterator[Section]:
     if line is None:
         return
     blocks = (lines(line.said, look="prose"), *(_step_time(line.where) if line.where else ()))
-    yield Section(title=f"roofline, a step of rank {line.rank} without DDP", blocks=blocks, on=TERMINAL)
-    yield Section(title="roofline", blocks=blocks, on=PAGE)
+    yield section(f"roofline, a step of rank {line.rank} without DDP", *blocks, on=TERMINAL)
+    yield section("roofline", *blocks, on=PAGE)
 
 
 def _step_time(where: results.StepTime) -> tuple[Block, ...]:
@@ -251,12 +244,9 @@ def _step_time(where: results.StepTime) -> tuple[Block, ...]:
         f"{f' and {k.layers - 1} more layers' * (k.layers > 1)}"
         for k in where.slowest
     ]
+    columns = (("part of the step", ""), ("takes", "ms"), ("share", ""))
     return (
-        Table(
-            columns=(("part of the step", ""), ("takes", "ms"), ("share", "")),
-            rows=tuple(rows),
-            label="Parts",
-        ),
+        Table(columns=columns, rows=tuple(rows), label="Parts"),
         lines(*where.notes, *(p.means for p in where.parts if ":" in p.means), look="items"),
         lines("the kernels that lose most against their ceiling:", look="prose"),
         lines(*kernels, look="items"),

@@ -21,6 +21,7 @@ from scaling.report.model import (
     Section,
     Table,
     lines,
+    section,
     tabulated,
 )
 from scaling.report.plots.curves import fabric
@@ -47,12 +48,12 @@ def efficiency(points: Sequence[Point]) -> Iterator[Section]:
         for p in points
         for line in _told(p)
     ]
-    yield Section(title=EFFICIENCY, blocks=(*figures[-1:], *figures[:-1], lines(*told)), on=PAGE)
+    yield section(EFFICIENCY, *figures[-1:], *figures[:-1], lines(*told), on=PAGE)
     for point in fallen[-1:]:
         if point.loss is not None and point.world_size > 1:
             bars = waterfall_bars(point.loss, point.efficiency)
             title = f"{EFFICIENCY}, {text.ranks(point.world_size)}"
-            yield Section(title=title, blocks=(bars,), on=MARKDOWN)
+            yield section(title, bars, on=MARKDOWN)
 
 
 def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
@@ -71,7 +72,7 @@ def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
             stamped, apart = point.arms_ms.probe, point.overhead.probe_over_plain
             if stamped and apart and abs(apart.value - 1) > TOLD_APART:
                 title += f", {text.quantity(stamped, 'ms')} with phase stamps"
-            yield Section(title=title, blocks=tuple(blocks), on=TERMINAL)
+            yield section(title, *blocks, on=TERMINAL)
 
 
 def _told(point: Point) -> Iterator[Line]:
@@ -116,9 +117,9 @@ def page(analysis: Analysis, plan: Plan, timelines: Sequence[Timeline]) -> Itera
         Figure(plot=timeline(t, disturbed=_disturbed(analysis, t.world_size)), title=text.ranks(t.world_size))
         for t in timelines
     )
-    yield Section(title="one typical step", blocks=typical, on=PAGE)
-    yield Section(title="parts of a step", blocks=_parts(analysis), on=PAGE)
-    yield Section(title="communication", blocks=_communication(analysis, plan), on=PAGE)
+    yield section("one typical step", *typical, on=PAGE)
+    yield section("parts of a step", *_parts(analysis), on=PAGE)
+    yield section("communication", *_communication(analysis, plan), on=PAGE)
 
 
 def _disturbed(analysis: Analysis, world_size: int) -> bool:
@@ -201,7 +202,7 @@ def traced_section(traced: Traced) -> Section:
     title = "Collectives, matched over ranks"
     calls = tabulated(traced.collectives[:COLLECTIVES_SHOWN], TRACED, title=title, label=title)
     on_page = (_rank_table(traced), *((kinds,) if len(traced.kinds) > 1 else ()), calls, prose)
-    return Section(title=_title(traced), blocks=on_page, on=TERMINAL | PAGE)
+    return section(_title(traced), *on_page, on=TERMINAL | PAGE)
 
 
 def _title(traced: Traced) -> str:
