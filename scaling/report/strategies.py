@@ -87,19 +87,14 @@ def strategies_answer(strategies: Sequence[StrategyResult]) -> str:
     n = _last(ran[0]).world_size
     speeds = [(1.0 if (m := _ratio(strategy, n)) is None else m.value, strategy) for strategy in ran]
     best = max(speeds, key=lambda pair: pair[0])[1]
-    apart = [strategy for strategy in ran if _apart(strategy, n)]
+    apart, told = [strategy for strategy in ran if _apart(strategy, n)], "; ".join(_told(ran, n))
     if not apart:
-        return (
-            f"At {ranks(n)} {_named(ran)} are not distinguishable in speed: {'; '.join(_told(ran, n))}."
-            f"{_memory(ran)}{gone}"
-        )
+        return f"At {ranks(n)} {_named(ran)} are not distinguishable in speed: {told}.{_memory(ran)}{gone}"
+    alike = [best]
     if best not in apart:  # the first, or one that is not told from it
         alike, best = [strategy for strategy in ran if strategy not in apart], ran[0]
-    else:
-        alike = [best]
     others = [strategy for strategy in ran if strategy not in alike]
     fastest = f"{_named(alike)} are" if len(alike) > 1 else f"{best.parallel.strategy} is"
-    told = "; ".join(_told(ran, n))
     return f"At {ranks(n)} {fastest} fastest: {told}{_why(best, others)}.{_memory(ran)}{gone}"
 
 
@@ -119,24 +114,21 @@ def _told(ran: Sequence[StrategyResult], n: int) -> Iterator[str]:
 def _why(best: StrategyResult, others: Sequence[StrategyResult]) -> str:
     """The term of the step that the slowest of the others has most more of, in ms."""
     slowest = max(others, key=lambda strategy: _ms(_last(strategy).step_ms))
-    best_point, slowest_point = _last(best), _last(slowest)
-    if best_point.loss is None or slowest_point.loss is None:
+    if _last(best).loss is None or _last(slowest).loss is None:
         return ""
-    terms = [
-        (
-            _ms(getattr(best_point.loss, name)) * _ms(best_point.step_ms),
-            _ms(getattr(slowest_point.loss, name)) * _ms(slowest_point.step_ms),
-            name,
-        )
-        for name in SHARDING_TERMS
-    ]
-    mine, theirs, name = max(terms, key=lambda term: term[1] - term[0])
+    lost = [(_lost_ms(best, term), _lost_ms(slowest, term), term) for term in SHARDING_TERMS]
+    mine, theirs, name = max(lost, key=lambda term: term[1] - term[0])
     if theirs - mine <= 0:
         return ""
     return (
         f"; {slowest.parallel.strategy} loses {theirs:.3g} ms of a step to {cause_name(name)}, "
         f"{best.parallel.strategy} {max(mine, 0):.3g}"
     )
+
+
+def _lost_ms(strategy: StrategyResult, term: str) -> float:
+    point = _last(strategy)
+    return _ms(getattr(point.loss, term)) * _ms(point.step_ms)
 
 
 def _memory(ran: Sequence[StrategyResult]) -> str:

@@ -113,7 +113,7 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
 
 def page(analysis: Analysis, plan: Plan, timelines: Sequence[Timeline]) -> Iterator[Section]:
     """One typical step of each world size, the mean parts, and what a step sends."""
-    typical = tuple(
+    typical = (
         Figure(plot=timeline(t, disturbed=_disturbed(analysis, t.world_size)), title=text.ranks(t.world_size))
         for t in timelines
     )
@@ -128,23 +128,20 @@ def _disturbed(analysis: Analysis, world_size: int) -> bool:
     return details is not None and details.disturbs and world_size == analysis.points[-1].world_size
 
 
-def _parts(analysis: Analysis) -> tuple[Block, ...]:
+def _parts(analysis: Analysis) -> Iterator[Block]:
     """The mean parts of a step as bars, and folded away as numbers."""
     rows = [(text.ranks(p.world_size), p.parts_ms) for p in analysis.points]
-    plot = parts(rows, traced=bool(analysis.trace))
-    if plot is None:
-        return ()
+    yield Figure(plot=parts(rows, traced=bool(analysis.trace)))
     named = [(key, name) for key, name in text.PARTS.items() if any(getattr(p, key) for _, p in rows)]
-    table = Table(
+    yield Table(
         columns=(("part", ""), *((name, "ms") for name, _ in rows)),
         rows=tuple((name, *(text.cell(getattr(p, key)) for _, p in rows)) for key, name in named),
         label="Parts of a step",
         folded="The numbers, with their intervals",
     )
-    return (Figure(plot=plot), table)
 
 
-def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
+def _communication(analysis: Analysis, plan: Plan) -> Iterator[Block]:
     """What a step sends, and where its buckets lie on the link's curve."""
     with_comm = {p.world_size: p.comm for p in analysis.points if p.comm}
     source = plan.spec.topology.link.source
@@ -152,19 +149,14 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
         f"{text.ranks(n)}: {findings.comm_line(comm, source, disturbed=_disturbed(analysis, n))}"
         for n, comm in with_comm.items()
     ]
-    largest = with_comm[max(with_comm)] if with_comm else None
-    curves = []
+    yield lines(*sentences, *map(plain, analysis.fabric.others), *findings.nccl_lines(analysis.fabric.nccl))
+    for n, comm in with_comm.items():
+        yield from _by_kind(comm, n)
     for level in analysis.fabric.levels:
-        comm = with_comm.get(level.world_size, largest)
-        sizes = [bucket.bytes for bucket in comm.buckets] if comm else []
+        comm_there = with_comm.get(level.world_size) or with_comm.get(max(with_comm, default=0))
+        sizes = [bucket.bytes for bucket in comm_there.buckets] if comm_there else []
         title = f"{level.name}, {text.ranks(level.world_size)}"
-        curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
-    kinds = [table for n, comm in with_comm.items() for table in _by_kind(comm, n)]
-    return (
-        lines(*sentences, *map(plain, analysis.fabric.others), *findings.nccl_lines(analysis.fabric.nccl)),
-        *kinds,
-        *curves,
-    )
+        yield Figure(plot=fabric(level, sizes), title=title, beside=True)
 
 
 COLLECTIVES: tuple[Column[Collective], ...] = (
@@ -180,12 +172,11 @@ COLLECTIVES: tuple[Column[Collective], ...] = (
 )
 
 
-def _by_kind(comm: Comm, world_size: int) -> list[Table]:
+def _by_kind(comm: Comm, world_size: int) -> Iterator[Table]:
     """The collectives of a step by kind, phase and communicator, where there is more than one of these."""
-    if len(comm.collectives) < 2:
-        return []
-    label = f"Collectives of a step at {text.ranks(world_size)}"
-    return [tabulated(comm.collectives, COLLECTIVES, label=label)]
+    if len(comm.collectives) > 1:
+        label = f"Collectives of a step at {text.ranks(world_size)}"
+        yield tabulated(comm.collectives, COLLECTIVES, label=label)
 
 
 COLLECTIVES_SHOWN = 12
