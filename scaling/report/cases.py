@@ -6,20 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from scaling.analysis import results
 from scaling.plain import plain
+from scaling.report import text
 from scaling.report.model import Column, Table, tabulated
 from scaling.report.strategies import slower_lines
-from scaling.report.text import (
-    NONE,
-    cell,
-    count,
-    number,
-    quantity,
-    ranks,
-    sentence,
-    status_name,
-    undistinguished,
-    value_of,
-)
 from scaling.settings.cases import LATE
 from scaling.settings.plan import SETTLED
 from scaling.units import format_bytes
@@ -32,10 +21,10 @@ FIRST: tuple[Column[Row], ...] = (
     ("precision", "", lambda r: r.precision),
 )
 LAST: tuple[Column[Row], ...] = (
-    ("samples", "1/s", lambda r: cell(r.samples_per_s)),
-    ("efficiency", "%", lambda r: cell(r.efficiency, 100)),
+    ("samples", "1/s", lambda r: text.cell(r.samples_per_s)),
+    ("efficiency", "%", lambda r: text.cell(r.efficiency, 100)),
     ("peak", "a rank", lambda r: memory(r.peak_bytes)),
-    ("status", "", lambda r: status_name(r.status)),
+    ("status", "", lambda r: text.status_name(r.status)),
 )
 
 
@@ -52,9 +41,9 @@ INFERENCE: tuple[Column[results.InferenceCase], ...] = (
     *FIRST,
     ("mode", "", mode),
     ("batch", "", _batch),
-    ("p50", "ms", lambda r: cell(r.latency_ms.p50)),
-    ("p90", "ms", lambda r: value_of(r.latency_ms.p90)),
-    ("p99", "ms", lambda r: value_of(r.latency_ms.p99)),
+    ("p50", "ms", lambda r: text.cell(r.latency_ms.p50)),
+    ("p90", "ms", lambda r: text.value_of(r.latency_ms.p90)),
+    ("p99", "ms", lambda r: text.value_of(r.latency_ms.p99)),
     *LAST,
 )
 INFERENCE_NOTE = (
@@ -66,8 +55,8 @@ TRAINING: tuple[Column[results.TrainingCase], ...] = (
     ("checkpointing", "", lambda r: "yes" if r.checkpointing else "no"),
     ("micro-steps", "", lambda r: str(r.accumulation_steps)),
     ("batch", "", _batch),
-    ("step", "ms", lambda r: cell(r.step_ms)),
-    ("exposed", "ms", lambda r: cell(r.exposed_ms)),
+    ("step", "ms", lambda r: text.cell(r.step_ms)),
+    ("exposed", "ms", lambda r: text.cell(r.exposed_ms)),
     *LAST,
 )
 TRAINING_NOTE = (
@@ -99,7 +88,7 @@ def _all_done(cases: Sequence[Row]) -> bool:
 
 def memory(size: int | None) -> str:
     """`1.2 GiB`, `-` for None."""
-    return NONE if size is None else format_bytes(size)
+    return text.NONE if size is None else format_bytes(size)
 
 
 def setting(row: Row | results.LargestBatch) -> str:
@@ -114,7 +103,7 @@ def setting(row: Row | results.LargestBatch) -> str:
 
 
 def _micro_steps(many: int) -> list[str]:
-    return [count(many, "micro-step")] if many > 1 else []
+    return [text.count(many, "micro-step")] if many > 1 else []
 
 
 def compared_setting(case: results.CaseComparison) -> str:
@@ -130,14 +119,14 @@ def comparison_table(comparison: results.Comparison) -> Table:
         ("ranks", "", lambda c: str(c.world_size)),
         ("setting", "", compared_setting),
         ("batch", "", lambda c: str(c.batch)),
-        ("base", "1/s", lambda c: cell(c.samples_per_s[0])),
-        ("other", "1/s", lambda c: cell(c.samples_per_s[1])),
-        ("ratio", "", lambda c: cell(c.ratio)),
+        ("base", "1/s", lambda c: text.cell(c.samples_per_s[0])),
+        ("other", "1/s", lambda c: text.cell(c.samples_per_s[1])),
+        ("ratio", "", lambda c: text.cell(c.ratio)),
     ]
     if any(usd for case in comparison.cases for usd in case.usd_per_million_samples):
-        columns.append(("base", "USD/M", lambda c: cell(c.usd_per_million_samples[0])))
-        columns.append(("other", "USD/M", lambda c: cell(c.usd_per_million_samples[1])))
-    columns.append(("", "", lambda c: undistinguished(c.ratio, distinguishable=c.distinguishable)))
+        columns.append(("base", "USD/M", lambda c: text.cell(c.usd_per_million_samples[0])))
+        columns.append(("other", "USD/M", lambda c: text.cell(c.usd_per_million_samples[1])))
+    columns.append(("", "", lambda c: text.undistinguished(c.ratio, distinguishable=c.distinguishable)))
     return tabulated(comparison.cases, columns, label="Cases")
 
 
@@ -148,9 +137,9 @@ def comparison_answer(comparison: results.Comparison, names: tuple[str, str]) ->
         return "The two runs have no case in common that was measured in both."
     clear = sum(case.distinguishable for case in comparison.cases)
     low, high = min(ratios), max(ratios)
-    between = f"{number(low)}" if len(ratios) == 1 else f"{number(low)} to {number(high)}"
+    between = f"{text.number(low)}" if len(ratios) == 1 else f"{text.number(low)} to {text.number(high)}"
     return (
-        f"{names[1]} gives {between} times the samples a second of {names[0]} in {count(len(ratios), 'case')}, "
+        f"{names[1]} gives {between} times the samples a second of {names[0]} in {text.count(len(ratios), 'case')}, "
         f"{clear} of them distinguishable."
     )
 
@@ -161,7 +150,8 @@ def failures(analysis: results.Analysis) -> Iterator[str]:
     for row in rows:
         if row.status not in SETTLED:
             error = f": {plain(row.error)}" if row.error else ""
-            yield f"{ranks(row.world_size)}, {setting(row)}, batch {row.batch}: {status_name(row.status)}{error}"
+            where = f"{text.ranks(row.world_size)}, {setting(row)}, batch {row.batch}"
+            yield f"{where}: {text.status_name(row.status)}{error}"
 
 
 def largest_line(largest: results.LargestBatch) -> str:
@@ -196,11 +186,11 @@ def answer(analysis: results.Analysis) -> str:
     here = [r for r in measured if r.world_size == n]
     best = max(here, key=lambda r: r.samples_per_s.value if r.samples_per_s else 0.0)
     sentences = [
-        f"The most samples at {ranks(n)} are {quantity(best.samples_per_s)} a second, "
+        f"The most samples at {text.ranks(n)} are {text.quantity(best.samples_per_s)} a second, "
         f"in {setting(best)} at batch {best.batch}"
     ]
     if isinstance(best, results.InferenceCase) and best.latency_ms.p50 is not None:
-        sentences[0] += f", where one batch takes {quantity(best.latency_ms.p50, 'ms')} in the median"
+        sentences[0] += f", where one batch takes {text.quantity(best.latency_ms.p50, 'ms')} in the median"
     knee = next((r for r in here if r.knee and setting(r) == setting(best)), None)
     batches = {r.batch for r in here if setting(r) == setting(best)}
     if knee is not None and knee is not best:
@@ -214,5 +204,5 @@ def answer(analysis: results.Analysis) -> str:
     sentences += slower_lines(list(zip(sizes, named, speedups, strict=True)))
     sentences += [largest_line(largest) for largest in analysis.largest_batch]
     if missing := len(list(failures(analysis))):
-        sentences.append(f"{count(missing, 'case')} could not be measured")
-    return " ".join(map(sentence, sentences))
+        sentences.append(f"{text.count(missing, 'case')} could not be measured")
+    return " ".join(map(text.sentence, sentences))
