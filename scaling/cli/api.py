@@ -84,20 +84,15 @@ def sweep_of(
     prices = usd_per_gpu_hour or (None,) * len(runs)
     pairs = []
     for group in alike(members) if equal_work else [list(range(len(runs)))]:
-        numbers = _sides([members[k] for k in group], group)
+        numbers = [[group[k] for k in side] for side in sides([members[k] for k in group])]
+        if len(numbers) == 1:  # allocations of one side alone are compared with each other
+            numbers = [[k] for k in group]
         first, *others = (side[0] for side in numbers)
         comparisons = _compared(
             [[runs[k] for k in side] for side in numbers], [prices[k] for k in (first, *others)]
         )
         pairs += [(pair, first, other) for pair, other in zip(comparisons, others, strict=True)]
     return sweep(members), pairs
-
-
-def _sides(members: Sequence[Member], numbers: Sequence[int]) -> list[list[int]]:
-    """The runs of every side, by their `numbers`. Allocations of one side alone are compared with each other."""
-    groups = sides(members)
-    alone = len(groups) == 1
-    return [[k] for k in numbers] if alone else [[numbers[k] for k in side] for side in groups]
 
 
 def _member(run: Run) -> Member:

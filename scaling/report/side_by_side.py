@@ -27,8 +27,7 @@ def allocations_answer(comparison: results.Comparison, names: tuple[str, str]) -
         return f"The intervals contain how far nodes differ: {counts}."
     point = max(decided, key=lambda p: p.world_size)
     assert point.allocations is not None
-    rates = (point.allocations.base, point.allocations.other)
-    first, second = map(_apart, rates)
+    first, second = map(_apart, (point.allocations.base, point.allocations.other))
     return (
         f"The interval contains how far nodes differ: {counts}, which are up to {first} % apart with {names[0]} and "
         f"{second} % with {names[1]}."
@@ -40,15 +39,12 @@ def allocation_lines(comparison: results.Comparison, names: tuple[str, str]) -> 
     sides = comparison.allocations
     if sides is None:
         return
-    for name, side in zip(names, (sides.base, sides.other), strict=True):
+    both = tuple(zip(names, (sides.base, sides.other), strict=True))
+    for name, side in both:
         yield f"{name}: {count(len(side), 'allocation')}: {'; '.join(map(_allocation_nodes, side))}"
     for point in comparison.points:
-        if point.allocations is None:
-            continue
-        both = zip(
-            names, (sides.base, sides.other), (point.allocations.base, point.allocations.other), strict=True
-        )
-        for name, side, rates in both:
+        rates_of = (point.allocations.base, point.allocations.other) if point.allocations else ()
+        for (name, side), rates in zip(both, rates_of, strict=False):
             slowest = _slowest(side, rates)
             yield f"{ranks(point.world_size)}: {name}: up to {_apart(rates)} % apart, slowest {slowest}"
 

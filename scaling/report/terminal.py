@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scaling.plain import plain
 from scaling.report import text
-from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Lines, Section, Table
+from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Lines, Table
 
 _PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
 _STYLES = {
@@ -65,7 +65,8 @@ def _document(document: Document) -> Iterator[Text]:
         yield Text("#")
     for section, blocks in document.sections_on(TERMINAL):
         if section.title and TERMINAL in section.titled_on:
-            yield _title(section)
+            alarm = section.alarm
+            yield _head(section.title.upper() if alarm else section.title, "bold red" if alarm else "bold")
         for block in blocks:
             yield from _draw(block)
     if document.answer and not document.lead:
@@ -74,10 +75,6 @@ def _document(document: Document) -> Iterator[Text]:
     width = max((len(line.name) for line in document.closing), default=0)
     for line in document.closing:
         yield Text(f"# {line.name:<{width}}  {_flat(line.text)}".rstrip(), style="dim")
-
-
-def _title(section: Section) -> Text:
-    return _head(section.title.upper(), style="bold red") if section.alarm else _head(section.title)
 
 
 def _head(title: str, style: str = "bold") -> Text:
@@ -102,7 +99,7 @@ def _table(block: Table) -> Iterator[Text]:
         yield Text("#" + gap.join(_aligned(cells, widths)).rstrip(), style="dim")
     for row in rows:
         yield Text(" " + gap.join(_aligned(row, widths)).rstrip())
-    yield from _note(block.note)
+    yield from _prose(block.note, lead="# ", hang="# ", style="dim")
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -133,10 +130,6 @@ def _lines(block: Lines) -> Iterator[Text]:
             yield Text(lead + _flat(line.text), style=style)
         else:
             yield from _prose(line.text, lead=lead, hang=hang, style=style)
-
-
-def _note(note: str) -> Iterator[Text]:
-    return _prose(note, lead="# ", hang="# ", style="dim")
 
 
 @_draw.register

@@ -145,13 +145,12 @@ def drawn(topology: Topology) -> Iterator[str]:
 
 
 def _joined(groups: Iterable[Sequence[int]]) -> str:
-    """`[0-3] [4 6]`."""
-    return " ".join(f"[{_devices(group)}]" for group in groups)
-
-
-def _devices(part: Sequence[int]) -> str:
-    in_a_row = len(part) > 3 and part[-1] - part[0] == len(part) - 1
-    return f"{part[0]}-{part[-1]}" if in_a_row else " ".join(map(str, part))
+    """Devices that are joined: `[0-3] [4 6]`."""
+    in_words = []
+    for group in groups:
+        in_a_row = len(group) > 3 and group[-1] - group[0] == len(group) - 1
+        in_words.append(f"{group[0]}-{group[-1]}" if in_a_row else " ".join(map(str, group)))
+    return " ".join(f"[{words}]" for words in in_words)
 
 
 def _cases(spec: Spec) -> Iterator[str]:

@@ -89,20 +89,16 @@ def _first_strategy(spec: Spec) -> list[str]:
 
 def _jobs(now: Request, then: Request, parent: RunFolder) -> list[Job]:
     """One launch with both settings if two wrappers of a process may differ in them, else launches of each in turns."""
-    if not _within_a_launch(now.spec, then.spec):
-        pairs = [request for _ in range(PAIRS) for request in (now, then)]
-        return [_job(r, r.spec, check_folder(parent.path / f"{k:02}")) for k, r in enumerate(pairs)]
-    return [_job(now, then.spec, check_folder(parent.path))]
+    same = {name: getattr(now.spec, name) for name in WITHIN_A_LAUNCH}
+    if dataclasses.replace(then.spec, **same) == now.spec:
+        return [_job(now, then.spec, check_folder(parent.path))]
+    pairs = [request for _ in range(PAIRS) for request in (now, then)]
+    return [_job(r, r.spec, check_folder(parent.path / f"{k:02}")) for k, r in enumerate(pairs)]
 
 
 def _job(request: Request, variant: Spec, folder: RunFolder) -> Job:
     plan = dataclasses.replace(plan_request(request), variant=variant)
     return Job(request=request, plan=plan, folder=folder)
-
-
-def _within_a_launch(now: Spec, then: Spec) -> bool:
-    same = {name: getattr(now, name) for name in WITHIN_A_LAUNCH}
-    return dataclasses.replace(then, **same) == now
 
 
 def _measured(job: Job) -> RunRecords:

@@ -68,7 +68,13 @@ def tables(analysis: results.Analysis) -> Json:
         "efficiency_by_world_size": _table(rows, ("world_size", "hosts", "status", *EFFICIENCY, *STEP)),
         "parts_by_world_size": _table(rows, ("world_size", *PARTS_COLUMNS)),
         "loss_waterfall": _table([row for p in analysis.points for row in waterfall_rows(p)]),
-        "buckets": _table([row for p in analysis.points for row in _buckets(p)]),
+        "buckets": _table(
+            [
+                {"world_size": p.world_size, "bucket": index} | spread(named("{}", bucket))
+                for p in analysis.points
+                for index, bucket in enumerate(p.comm.buckets if p.comm else ())
+            ]
+        ),
         "fabric_curve": _table(
             [
                 {"level": level.name, "world_size": level.world_size} | spread(named("{}", point))
@@ -131,11 +137,6 @@ def waterfall_rows(point: results.Point) -> Iterator[Json]:
     for row in waterfall(point.loss, point.efficiency):
         if row.value is not None:
             yield {"world_size": point.world_size, "cause": row.cause} | spread({"share": row.value})
-
-
-def _buckets(point: results.Point) -> Iterator[Json]:
-    for index, bucket in enumerate(point.comm.buckets if point.comm else ()):
-        yield {"world_size": point.world_size, "bucket": index} | spread(named("{}", bucket))
 
 
 def _told(result: Any) -> Json:
