@@ -67,8 +67,7 @@ TRAINING_NOTE = (
 
 def inference_table(cases: Sequence[results.InferenceCase]) -> Table:
     """A row for each case of inference; the status is left out where all are done."""
-    columns = INFERENCE[: len(INFERENCE) - _all_done(cases)]
-    return tabulated(cases, columns, label="Inference", note=INFERENCE_NOTE)
+    return tabulated(cases, INFERENCE, {"status": _unfinished(cases)}, label="Inference", note=INFERENCE_NOTE)
 
 
 def training_table(cases: Sequence[results.TrainingCase]) -> Table:
@@ -76,14 +75,13 @@ def training_table(cases: Sequence[results.TrainingCase]) -> Table:
     shown = {
         "checkpointing": any(r.checkpointing for r in cases),
         "micro-steps": any(r.accumulation_steps > 1 for r in cases),
-        "status": not _all_done(cases),
+        "status": _unfinished(cases),
     }
-    columns = [column for column in TRAINING if shown.get(column[0], True)]
-    return tabulated(cases, columns, label="Training settings", note=TRAINING_NOTE)
+    return tabulated(cases, TRAINING, shown, label="Training settings", note=TRAINING_NOTE)
 
 
-def _all_done(cases: Sequence[Row]) -> bool:
-    return all(r.status == "done" for r in cases)
+def _unfinished(cases: Sequence[Row]) -> bool:
+    return any(r.status != "done" for r in cases)
 
 
 def memory(size: int | None) -> str:

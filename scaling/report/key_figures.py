@@ -32,17 +32,18 @@ COLUMNS: tuple[Column[Point], ...] = (
 COMPARED = ("ranks", "step", "samples", "efficiency", "transfer", "skew", "busbw", "bytes")
 """Columns where the key figures of several runs stand below each other."""
 BRIEF = ("ranks", "hosts", "step", "samples", "efficiency", "status")
+"""Those that are read first."""
 NOTE = "transfer, skew: what a step waits for (exposed), mean of the ranks; ±: half of the 95 % interval"
 
 
-def key_table(points: Sequence[Point]) -> Table:
-    """The key figures of one run; status where a trial is not done, which takes the place of GB/s; tokens if known."""
-    return _table(points, [name for name, *_ in COLUMNS])
+def key_table(points: Sequence[Point], names: Sequence[str] = ()) -> Table:
+    """The key figures of one run, or those `names` of them.
 
-
-def brief_table(points: Sequence[Point]) -> Table:
-    """The few of them that are read first."""
-    return _table(points, BRIEF)
+    Status stands where a trial is not done, in the place of GB/s; tokens where they are known.
+    """
+    all_done = all(p.status == "done" for p in points)
+    shown = {"status": not all_done, "bytes": all_done, "tokens": any(p.tokens_per_s for p in points)}
+    return tabulated(points, _chosen(names), shown, label="Key figures", note=NOTE)
 
 
 def compared_table(series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
@@ -53,15 +54,8 @@ def compared_table(series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
     return Table(columns=(("run", ""), *table.columns), rows=rows, label="Key figures", note=NOTE)
 
 
-def _table(points: Sequence[Point], names: Sequence[str]) -> Table:
-    all_done = all(p.status == "done" for p in points)
-    wanted = {"status": not all_done, "bytes": all_done, "tokens": any(p.tokens_per_s for p in points)}
-    shown = [name for name in names if wanted.get(name, True)]
-    return tabulated(points, _chosen(shown), label="Key figures", note=NOTE)
-
-
 def _chosen(names: Sequence[str]) -> list[Column[Point]]:
-    return [column for column in COLUMNS if column[0] in names]
+    return [column for column in COLUMNS if not names or column[0] in names]
 
 
 IDEAL, MEASURED, PREDICTED = "ideal", "measured", "predicted"

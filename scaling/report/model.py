@@ -7,7 +7,7 @@ renderer removes control characters and escapes what its own format would read a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, Literal, TypeVar
@@ -209,12 +209,16 @@ class Document:
         return tuple(block.plot for block in blocks if isinstance(block, Figure) and block.plot is not None)
 
 
-def tabulated(things: Iterable[T], columns: Sequence[Column[T]], **about: Any) -> Table:
-    """A row for each thing. `about`: other fields of the table, such as its label."""
-    heads = tuple((name, unit) for name, unit, _ in columns)
-    return Table(
-        columns=heads, rows=tuple(tuple(cell(thing) for *_, cell in columns) for thing in things), **about
-    )
+def tabulated(
+    things: Iterable[T], columns: Iterable[Column[T]], shown: Mapping[str, bool] | None = None, **about: Any
+) -> Table:
+    """A row for each thing. `shown`: whether columns stand in it that not every table needs, by their names.
+
+    `about`: other fields of the table, such as its label.
+    """
+    chosen = [column for column in columns if (shown or {}).get(column[0], True)]
+    rows = tuple(tuple(cell(thing) for *_, cell in chosen) for thing in things)
+    return Table(columns=tuple((name, unit) for name, unit, _ in chosen), rows=rows, **about)
 
 
 def section(title: str, *blocks: Block, **about: Any) -> Section:

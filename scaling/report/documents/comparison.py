@@ -288,7 +288,7 @@ def table(sweep: results.Sweep) -> Table:
         "batch": not {"batch_per_rank", "batch"} & set(sweep.keys) and _batches_differ(sweep),
         "status": any(row.status != "done" for row in sweep.rows),
     }
-    numbers = tabulated(sweep.rows, [column for column in SWEPT if shown.get(column[0], True)])
+    numbers = tabulated(sweep.rows, SWEPT, shown)
     settings = [[plain(row.settings[key]) for key in sweep.keys] for row in sweep.rows]
     return Table(
         columns=(*heads(*map(plain, sweep.keys)), *numbers.columns),

@@ -22,7 +22,7 @@ from scaling.report.answer import answer, lead
 from scaling.report.conditions import conditions
 from scaling.report.documents import steps
 from scaling.report.figures import chrome
-from scaling.report.key_figures import brief_table, key_table
+from scaling.report.key_figures import BRIEF, key_table
 from scaling.report.machines import host_blocks, machine_table, rank_blocks
 from scaling.report.model import (
     MARKDOWN,
@@ -323,7 +323,7 @@ def _what(analysis: results.Analysis) -> str:
 def _tables(analysis: results.Analysis) -> Iterator[Table]:
     """World sizes, or the cases of a run by cases."""
     if analysis.points:
-        yield brief_table(analysis.points)
+        yield key_table(analysis.points, BRIEF)
     if analysis.inference:
         yield cases.inference_table(analysis.inference)
     if analysis.training:
