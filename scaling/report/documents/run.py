@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.console import Console
 
 from scaling.analysis import results
-from scaling.analysis.results import at
 from scaling.analysis.results.machine import MachineGroup
 from scaling.plain import plain
 from scaling.records.files import write_text
@@ -50,13 +49,12 @@ from scaling.units import count
 HOW_SURE = "how sure"
 
 
-def certainty(quality: results.Quality) -> tuple[Line, ...]:
+def _certainty(quality: results.Quality) -> Iterator[Line]:
     """How well the answer is known, and how many warnings there are."""
-    answer_lines = [Line(text=text.sentence(reached)) for reached in quality.reached]
+    yield from (Line(text=text.sentence(reached)) for reached in quality.reached)
     if quality.warnings:
         many = text.count(len(quality.warnings), "warning")
-        answer_lines.append(Line(text=many, link=(many, HOW_SURE)))
-    return tuple(answer_lines)
+        yield Line(text=many, link=(many, HOW_SURE))
 
 
 def _sureness(analysis: results.Analysis, *, crossed: bool) -> Iterator[Section]:
@@ -128,7 +126,7 @@ def document(
         badge_means=_unreal(run),
         answer=answer(analysis),
         lead=lead(analysis, plan, "" if report_path is None else str(report_path)),
-        sureness=certainty(analysis.quality),
+        sureness=tuple(_certainty(analysis.quality)),
         sections=tuple(_sections(analysis, plan, timelines, histories, machines)),
         closing=tuple(_closing(analysis, plan, report_path)),
     )
@@ -258,7 +256,7 @@ def _histories(analysis: results.Analysis, histories: Sequence[results.StepHisto
     if not histories:
         return ()
     largest = max(histories, key=lambda h: h.world_size)
-    point = at(largest.world_size, analysis.points)
+    point = results.at(largest.world_size, analysis.points)
     plot = history(largest, point.step_ms if point else None)
     return (Figure(plot=plot, title=text.ranks(largest.world_size)),) if plot else ()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from scaling.analysis import results
-from scaling.analysis.results import at
 from scaling.plain import plain
 from scaling.records import files
 from scaling.records.launch import Environment
@@ -103,7 +102,9 @@ def objective(analysis: results.Analysis, plan: Plan) -> results.Measured | None
         rows: list[results.InferenceCase | results.TrainingCase] = [*analysis.inference, *analysis.training]
         rates = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
         return max(rates, key=lambda m: m.value, default=None)
-    value: results.Measured | None = getattr(at(size, analysis.points), plan.spec.tracking.objective, None)
+    value: results.Measured | None = getattr(
+        results.at(size, analysis.points), plan.spec.tracking.objective, None
+    )
     return value
 
 
