@@ -33,14 +33,14 @@ def machine_table(machines: Sequence[MachineGroup], plan: Plan) -> Table:
     """Every fact that some machine reported, and the version of the code; no row without machines."""
     columns = (("", ""), *((_ranks(machine.ranks), "") for machine in machines))
     memories = [m.device_memory_bytes for m in machines]
-    facts = (
+    facts: list[tuple[str, Sequence[str | None]]] = [
         ("hosts", [_hosts(machine) for machine in machines]),
         *((label, [getattr(machine, name) for machine in machines]) for name, label in NAMES),
         ("device memory", [None if size is None else format_bytes(size) for size in memories]),
         ("environment", [", ".join(map("=".join, machine.environment)) or None for machine in machines]),
         ("scaling-harness", [plan.version] * len(machines)),
         ("commit", [plan.commit or None] * len(machines)),
-    )
+    ]
     rows = tuple(
         (label, *(NONE if value is None else str(value) for value in values))
         for label, values in facts

@@ -170,9 +170,6 @@ class Section:
     title_alone: bool = False
     """Whether the title says enough without any block."""
 
-    def blocks_on(self, renderer: Renderer) -> tuple[Block, ...]:
-        return tuple(block for block in self.blocks if block.shown_by(renderer))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
@@ -199,7 +196,7 @@ class Document:
     def sections_on(self, renderer: Renderer) -> Iterator[tuple[Section, tuple[Block, ...]]]:
         """The sections that a renderer shows, each with the blocks that it shows."""
         for section in self.sections:
-            blocks = section.blocks_on(renderer)
+            blocks = tuple(block for block in section.blocks if block.shown_by(renderer))
             if renderer in section.on and (blocks or section.title_alone):
                 yield section, blocks
 

@@ -43,8 +43,10 @@ def allocation_lines(comparison: results.Comparison, names: tuple[str, str]) -> 
     for name, side in both:
         yield f"{name}: {count(len(side), 'allocation')}: {'; '.join(map(_allocation_nodes, side))}"
     for point in comparison.points:
-        rates_of = (point.allocations.base, point.allocations.other) if point.allocations else ()
-        for (name, side), rates in zip(both, rates_of, strict=False):
+        if point.allocations is None:
+            continue
+        rates_of = (point.allocations.base, point.allocations.other)
+        for (name, side), rates in zip(both, rates_of, strict=True):
             slowest = _slowest(side, rates)
             yield f"{ranks(point.world_size)}: {name}: up to {_apart(rates)} % apart, slowest {slowest}"
 

@@ -51,7 +51,7 @@ def document(
 ) -> Document:
     """What differs, by how much and why. The figures of a page need both analyses; `sweep`: both runs as a table."""
     names = side_by_side.run_names(comparison)
-    slow = map(text.sentence, _slower(sweep)) if sweep else ()
+    slow = [text.sentence(line) for line in _slower(sweep)] if sweep else []
     whole = (section(TITLE, table(sweep)),) if sweep else ()
     return Document(
         title=f"{names[1]} against {names[0]}",

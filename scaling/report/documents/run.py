@@ -65,7 +65,7 @@ def _sureness(analysis: results.Analysis, *, crossed: bool) -> Iterator[Section]
     yield section(
         HOW_SURE,
         lines(*map(text.sentence, quality.warnings), look="warnings"),
-        *(_contended(quality) if crossed else ()),
+        *_contended(quality, crossed=crossed),
         lines(*map(text.sentence, (*measured, *_checks(analysis)))),
         on=PAGE,
     )
@@ -93,9 +93,9 @@ def _checks_at(point: results.Point, device: str) -> Iterator[str]:
         yield findings.closure_line(point.closure)
 
 
-def _contended(quality: results.Quality) -> Iterator[Lines]:
+def _contended(quality: results.Quality, *, crossed: bool) -> Iterator[Lines]:
     """Where to see when other programs ran."""
-    if quality.contended_blocks:
+    if crossed and quality.contended_blocks:
         many, where = text.count(quality.contended_blocks, "compute block"), text.headline(STEPS)
         sentence = f"Contended: {many}; the steps near them are crossed in {where}."
         yield Lines(items=(Line(text=sentence, link=(where, STEPS)),), look="note")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 
-from scaling.analysis.results import FabricLevel, InferenceCase, Measured, TrainingCase
+from scaling.analysis.results import FabricLevel, InferenceCase, Measured
 from scaling.report import cases, findings, text
 from scaling.report.plots.base import DASHES, HUES, SYMBOLS, Json, Plot, layout, line, safe, slug, whiskers
 from scaling.units import format_bytes
 
-Case = InferenceCase | TrainingCase
 
-
-def throughput_by_batch(rows: Sequence[Case]) -> Plot | None:
+def throughput_by_batch(rows: Sequence[cases.Row]) -> Plot | None:
     """Samples a second against batch at the largest world size; the knee is ringed."""
     bars = "bars are 95 % intervals."
     caption = f"A ring marks the knee; {bars}" if any(r.knee for r in rows) else bars.capitalize()
@@ -26,9 +24,9 @@ def latency_by_batch(rows: Sequence[InferenceCase]) -> Plot | None:
     return _over_batch([(r, r.latency_ms.p50) for r in rows], "median latency (ms)", caption)
 
 
-def _over_batch(rows: Sequence[tuple[Case, Measured | None]], axis: str, caption: str) -> Plot | None:
+def _over_batch(rows: Sequence[tuple[cases.Row, Measured | None]], axis: str, caption: str) -> Plot | None:
     largest = max((row.world_size for row, _ in rows), default=0)
-    series: dict[str, list[tuple[Case, Measured]]] = {}
+    series: dict[str, list[tuple[cases.Row, Measured]]] = {}
     for row, value in rows:
         if value is not None and value.tells and row.world_size == largest:
             series.setdefault(cases.setting(row), []).append((row, value))
@@ -58,7 +56,9 @@ def _over_batch(rows: Sequence[tuple[Case, Measured | None]], axis: str, caption
     )
 
 
-def _batches(name: str, points: Sequence[tuple[Case, Measured]], hue: str, dash: str, symbol: str) -> Json:
+def _batches(
+    name: str, points: Sequence[tuple[cases.Row, Measured]], hue: str, dash: str, symbol: str
+) -> Json:
     values = [value for _, value in points]
     trace = line([row.batch for row, _ in points], [v.value for v in values], hue, dash)
     rings = ["$fg" if row.knee else hue for row, _ in points]

@@ -34,7 +34,7 @@ BANDS = 2
 
 def scaling_curve(series: Sequence[tuple[str, Sequence[Point]]]) -> Plot | None:
     """Efficiency over world size with its 95 % interval, one line a run, beside the ideal."""
-    curves = []
+    curves: list[tuple[str, list[tuple[int, Measured]]]] = []
     for name, points in series:
         sure = [(p.world_size, p.efficiency) for p in points if p.efficiency and p.efficiency.tells]
         curves += [(name, sure)] if sure else []

@@ -189,7 +189,7 @@ def _setting_rows(comparison: results.Comparison) -> list[Json]:
     return [names | {k: v or "" for k, v in named("{}", s).items()} for s in comparison.settings]
 
 
-def _case_row(analysis: results.Analysis, row: results.InferenceCase | results.TrainingCase) -> Json:
+def _case_row(analysis: results.Analysis, row: cases.Row) -> Json:
     """One case, with the device first: rows of several runs make one table of device, precision and batch."""
     device = analysis.run.device_name or analysis.run.device
     latency = named("latency_{}_ms", getattr(row, "latency_ms", None))
@@ -205,9 +205,9 @@ def charts(analysis: results.Analysis) -> Json:
         for level in analysis.fabric.levels
         for point in level.curve
     )
+    measured_cases: list[cases.Row] = [*analysis.inference, *analysis.training]
     throughput = (
-        (f"{cases.setting(row)} n={row.world_size}", row.batch, row.samples_per_s)
-        for row in (*analysis.inference, *analysis.training)
+        (f"{cases.setting(row)} n={row.world_size}", row.batch, row.samples_per_s) for row in measured_cases
     )
     by_name = {
         "efficiency_chart": _over_world_size("Scaling efficiency, with its 95 % interval", rows, EFFICIENCY),

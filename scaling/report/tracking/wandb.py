@@ -99,7 +99,7 @@ def objective(analysis: results.Analysis, plan: Plan) -> results.Measured | None
     """`tracking.objective` at the plan's largest world size, or the fastest case's throughput; None if not measured."""
     size = plan.ranks
     if plan.spec.kind.by_cases:
-        rows: list[results.InferenceCase | results.TrainingCase] = [*analysis.inference, *analysis.training]
+        rows: list[cases.Row] = [*analysis.inference, *analysis.training]
         rates = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
         return max(rates, key=lambda m: m.value, default=None)
     value: results.Measured | None = getattr(
