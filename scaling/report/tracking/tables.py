@@ -117,10 +117,21 @@ def tables(analysis: results.Analysis) -> Json:
 
 def comparison_tables(comparisons: Sequence[results.Comparison]) -> Json:
     """Tables with a row a pair of runs and world size, case, or setting that differs."""
+    pairs = [(pair, *side_by_side.run_names(pair)) for pair in comparisons]
     by_name = {
-        "comparison": _table([row for pair in comparisons for row in _comparison_rows(pair)]),
-        "cases": _table([row for pair in comparisons for row in _compared_case_rows(pair)]),
-        "settings": _table([row for pair in comparisons for row in _setting_rows(pair)]),
+        "comparison": _table(
+            [{"base": a, "other": b} | _ratio_row(p) for pair, a, b in pairs for p in pair.points]
+        ),
+        "cases": _table(
+            [{"base": a, "other": b} | _case_ratio_row(c) for pair, a, b in pairs for c in pair.cases]
+        ),
+        "settings": _table(
+            [
+                {"base_run": a, "other_run": b} | {k: v or "" for k, v in named("{}", setting).items()}
+                for pair, a, b in pairs
+                for setting in pair.settings
+            ]
+        ),
     }
     return {k: v for k, v in by_name.items() if v["rows"]}
 
@@ -155,38 +166,23 @@ def _verdict_row(verdict: results.Verdict) -> Json:
     return spread(named("{}", verdict) | remedies)
 
 
-def _comparison_rows(comparison: results.Comparison) -> list[Json]:
-    base, other = side_by_side.run_names(comparison)
-    return [
-        {"base": base, "other": other}
-        | spread(
-            named("{}", p)
-            | {f"{k}_ms": v for k, v in p.causes.items()}
-            | named("split_{}", p.split)
-            | named("base_{}", p.cost.base)
-            | named("other_{}", p.cost.other)
-            | {"per_usd": p.cost.per_usd, "per_joule": p.cost.per_joule}
-        )
-        for p in comparison.points
-    ]
+def _ratio_row(point: results.PointComparison) -> Json:
+    return spread(
+        named("{}", point)
+        | {f"{k}_ms": v for k, v in point.causes.items()}
+        | named("split_{}", point.split)
+        | named("base_{}", point.cost.base)
+        | named("other_{}", point.cost.other)
+        | {"per_usd": point.cost.per_usd, "per_joule": point.cost.per_joule}
+    )
 
 
-def _compared_case_rows(comparison: results.Comparison) -> list[Json]:
-    base, other = side_by_side.run_names(comparison)
-    return [
-        {"base": base, "other": other}
-        | spread(
-            {"world_size": c.world_size, "batch": c.batch, "ratio": c.ratio, **c.setting}
-            | {"distinguishable": c.distinguishable}
-            | dict(zip(("base_samples_per_s", "other_samples_per_s"), c.samples_per_s, strict=True))
-        )
-        for c in comparison.cases
-    ]
-
-
-def _setting_rows(comparison: results.Comparison) -> list[Json]:
-    names = dict(zip(("base_run", "other_run"), side_by_side.run_names(comparison), strict=True))
-    return [names | {k: v or "" for k, v in named("{}", s).items()} for s in comparison.settings]
+def _case_ratio_row(case: results.CaseComparison) -> Json:
+    base, other = case.samples_per_s
+    return spread(
+        {"world_size": case.world_size, "batch": case.batch, "ratio": case.ratio, **case.setting}
+        | {"distinguishable": case.distinguishable, "base_samples_per_s": base, "other_samples_per_s": other}
+    )
 
 
 def _case_row(analysis: results.Analysis, row: cases.Row) -> Json:
