@@ -12,7 +12,7 @@ from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point, Verdic
 from scaling.analysis.results.run import CONTENDED
 from scaling.plain import one_line
 from scaling.report import cases, findings, text
-from scaling.report.model import Line
+from scaling.report.model import Line, named
 from scaling.report.strategies import slower_lines, strategies_answer
 from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
 from scaling.settings.plan import SETTLED, Plan
@@ -158,14 +158,13 @@ HINT = "so this is a hint, not a finding"
 def lead(analysis: Analysis, plan: Plan, page: str = "") -> tuple[Line, ...]:
     """`page`: path of the page; empty where there is none."""
     verdict = _main(analysis)
-    pairs = (
+    return named(
         ("answer", f"{analysis.run.model} on {analysis.run.topology}: {answer(analysis)}"),
         ("why", _why(verdict)),
         ("how sure", "; ".join(_how_sure(analysis, plan, verdict))),
         ("try", _try(analysis, verdict)),
         ("page", page),
-    )
-    return tuple(Line(name=name, text=line) for name, line in pairs if line)
+    ).items
 
 
 def _main(analysis: Analysis) -> Verdict | None:

@@ -225,14 +225,12 @@ def use_line(
 
 def cost_line(cost: results.SampleCost) -> str:
     """Money and energy, as far as they are known; empty where neither is."""
-    parts = []
-    if cost.usd_per_million_samples:
-        parts.append(f"{quantity(cost.usd_per_million_samples, 'USD')} a million samples")
-    if cost.power_w:
-        parts.append(f"{quantity(cost.power_w, 'W')} of all ranks' GPU boards")
-    if cost.samples_per_joule:
-        parts.append(f"{quantity(cost.samples_per_joule)} samples a joule")
-    return "; ".join(parts)
+    parts = (
+        (cost.usd_per_million_samples, "USD", "a million samples"),
+        (cost.power_w, "W", "of all ranks' GPU boards"),
+        (cost.samples_per_joule, "", "samples a joule"),
+    )
+    return "; ".join(f"{quantity(value, unit)} {what}" for value, unit, what in parts if value)
 
 
 def comm_line(comm: results.Comm, rate_source: str, *, disturbed: bool = False) -> str:

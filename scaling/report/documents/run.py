@@ -134,12 +134,9 @@ def document(
 
 def _unreal(run: results.RunInfo) -> str:
     """What the badge means."""
-    sentences = []
-    if run.simulated:
-        sentences.append("all times are those of a model of the device and its links.")
-    if run.synthetic:
-        sentences.append("compute is sleeps; parameters and traffic are real.")
-    return " ".join(sentences)
+    simulated = "all times are those of a model of the device and its links." if run.simulated else ""
+    synthetic = "compute is sleeps; parameters and traffic are real." if run.synthetic else ""
+    return f"{simulated} {synthetic}".strip()
 
 
 def _sections(
