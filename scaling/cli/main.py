@@ -112,7 +112,11 @@ def _run(arguments: list[str]) -> int:
     # Files that are written are never writable by others, whatever the shell's umask.
     os.umask(os.umask(0o022) | 0o002)
     if arguments[0] == "help":
-        return _help(arguments[1:])
+        if len(arguments) > 2:
+            words = len(arguments) - 1
+            raise InputError(f"scaling help: one verb or `all` is expected, {words} words given")
+        print(help_text(*arguments[1:]))
+        return 0
     _require_readable(arguments)
     return _verb(arguments[0])(arguments[1:])
 
@@ -128,13 +132,6 @@ def _require_readable(arguments: list[str]) -> None:
             word.encode()
         except UnicodeEncodeError:
             raise InputError(f"{word}: the name is not UTF-8; rename it") from None
-
-
-def _help(words: list[str]) -> int:
-    if len(words) > 1:
-        raise InputError(f"scaling help: one verb or `all` is expected, {len(words)} words given")
-    print(help_text(*words))
-    return 0
 
 
 def _checked_verb(name: str) -> str:

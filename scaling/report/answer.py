@@ -78,9 +78,9 @@ def _over_one(point: Point, one_rank: Point | None) -> Measured | None:
 
 def _main_cause(analysis: Analysis, point: Point) -> str:
     here = [v for v in analysis.verdicts if v.world_size == point.world_size]
-    named = [v for v in here if v.cause not in NO_CAUSE and v.share is not None]
-    if named:
-        main = next((v for v in named if v.cause != "slow_path"), named[0])  # verdicts are sorted by weight
+    causes = [v for v in here if v.cause not in NO_CAUSE and v.share is not None]
+    if causes:
+        main = next((v for v in causes if v.cause != "slow_path"), causes[0])  # verdicts are sorted by weight
         assert main.share is not None
         grown = point.loss.input if point.loss and main.cause == "input" else None
         waits, cause = value_of(main.share, 100), cause_name(main.cause)

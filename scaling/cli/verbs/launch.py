@@ -100,7 +100,7 @@ def _launched(
     for index, n in enumerate(turns):
         if any(launch.world_size == n and launch.status != "done" for launch in started.launches):
             continue
-        _progress(f"# launch {index + 1} of {len(turns)}: {name} at {ranks(n)}")
+        say(f"# launch {index + 1} of {len(turns)}: {name} at {ranks(n)}", file=sys.stderr)
         begin = time.monotonic()
         before = _rank_files(folder, n)
         ended = _launch(plan, folder, index, n, program, limit_s, fresh)
@@ -113,7 +113,7 @@ def _launched(
                 ended, status="failed", error=_recorded_nothing(folder, index, started)
             )
         elif ended.status == "done":
-            _progress(f"#   done in {format_duration(took_s)}")
+            say(f"#   done in {format_duration(took_s)}", file=sys.stderr)
         launch = ScriptLaunch(
             index=index,
             world_size=n,
@@ -228,7 +228,3 @@ def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
         return 3
     code = show_study(*study_at(folder), verbose=verbose, into=folder)
     return code if complete else 3
-
-
-def _progress(line: str) -> None:
-    say(line, file=sys.stderr)
