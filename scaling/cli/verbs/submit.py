@@ -17,18 +17,10 @@ from scaling.cli.verbs.status import job_line, launch_line
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import begun, jobs_of
+from scaling.launchers.slurm import submit as slurm
 from scaling.launchers.slurm.job_status import Standing, settle, standing
 from scaling.launchers.slurm.queue import Submitted, state_of
 from scaling.launchers.slurm.script import check_script, limit_s, require_slurm, too_short
-from scaling.launchers.slurm.submit import (
-    comparison_script,
-    excluded,
-    one_allocation,
-    resubmit,
-    script,
-    submit,
-    submit_comparison,
-)
 from scaling.launchers.tryout import needs_trying, try_model
 from scaling.reading import log_text
 from scaling.records.paths import RunFolder, require_own
@@ -54,9 +46,11 @@ def main(arguments: list[str]) -> int:
     launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
     asked = requests("submit", [*rest, *launcher])
     several = asked.multirun or any(item.spec.cluster.allocations > 1 for item in asked.items)
-    apart = [(one_allocation(item), exclude) for item in asked.items for exclude in excluded(item.spec)]
+    apart = [
+        (slurm.one_allocation(item), exclude) for item in asked.items for exclude in slurm.excluded(item.spec)
+    ]
     jobs = jobs_of(tuple(item for item, _ in apart), multirun=several)
-    texts = [script(job, exclude) for job, (_, exclude) in zip(jobs, apart, strict=True)]
+    texts = [slurm.script(job, exclude) for job, (_, exclude) in zip(jobs, apart, strict=True)]
     for line in dict.fromkeys(filter(None, (too_short(job.plan) for job in jobs))):
         warn(line)
     if given.dry_run:
@@ -66,7 +60,7 @@ def main(arguments: list[str]) -> int:
         return 0
     require_slurm()
     compared = several and len(jobs) > 1
-    comparing = [comparison_script(jobs[0].plan, [job.folder for job in jobs], [])] if compared else []
+    comparing = [slurm.comparison_script(jobs[0].plan, [job.folder for job in jobs], [])] if compared else []
     for text in (*texts, *comparing):
         check_script(text)  # all of them before the first is submitted
     for job in jobs:
@@ -76,7 +70,7 @@ def main(arguments: list[str]) -> int:
             try_model(job.plan)
     handed_in = []
     for job, text in zip(jobs, texts, strict=True):
-        handed_in.append(submit(job, text))
+        handed_in.append(slurm.submit(job, text))
         say(
             f"job {handed_in[-1].id}: {job.plan.spec.model.name} on {job.plan.spec.topology.name}, "
             f"{count(job.plan.hosts, 'node')}, at most {format_duration(limit_s(job.plan))}; "
@@ -91,7 +85,7 @@ def _compared(runs: list[tuple[Plan, RunFolder]], handed_in: list[Submitted]) ->
     """Submit the job that compares the runs. None where Slurm refuses it; the other jobs are followed anyway."""
     into = runs[0][1].path.parent
     try:
-        comparison = submit_comparison(
+        comparison = slurm.submit_comparison(
             runs[0][0], [folder for _, folder in runs], [job.id for job in handed_in]
         )
     except (ScalingError, OSError) as error:
@@ -105,7 +99,7 @@ def _resume(path: Path, *, wait: bool) -> int:
     require_slurm()
     runs, handed_in = begun(path), []
     for plan, folder in runs:
-        job = resubmit(require_own(folder), plan, analyse)
+        job = slurm.resubmit(require_own(folder), plan, analyse)
         if job is None:
             say(f"{folder.path}: nothing is left to measure")
         else:
