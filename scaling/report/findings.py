@@ -7,20 +7,8 @@ from collections.abc import Iterator
 
 from scaling.analysis import results
 from scaling.plain import plain
-from scaling.report.text import (
-    PARTS,
-    cause_name,
-    change,
-    count,
-    number,
-    percent,
-    quantity,
-    ranges,
-    ranks,
-    signed,
-    status_name,
-    value_of,
-)
+from scaling.report import text
+from scaling.report.text import change, count, number, percent, quantity, ranks
 from scaling.units import UNKNOWN, format_bytes, format_duration
 
 IN_WORDS = {
@@ -45,7 +33,7 @@ def straggler_line(straggler: results.Straggler) -> str:
         False: "alone it is as fast as the others",
         None: "whether it is slow alone was not measured",
     }[straggler.by_itself]
-    phase = PARTS.get(straggler.phase, plain(straggler.phase))
+    phase = text.PARTS.get(straggler.phase, plain(straggler.phase))
     cost, skew = quantity(straggler.cost_ms, "ms"), quantity(straggler.skew_ms, "ms")
     who = f"rank {straggler.rank} is late in {phase} and costs"
     if straggler.host is not None:
@@ -92,9 +80,10 @@ def drift_lines(point: results.Point, least: float = 0.0) -> Iterator[str]:
         if point.step_ms is None or abs(drift.step_more_ms.value) < least * point.step_ms.value:
             continue
         longer = drift.more_ms.value > 0
-        who = f"rank{'s' if len(drift.ranks) > 1 else ''} {ranges(drift.ranks)}"
+        who = f"rank{'s' if len(drift.ranks) > 1 else ''} {text.ranges(drift.ranks)}"
         who = "all ranks" if 1 < len(drift.ranks) == point.world_size else who
-        who = f"{who} in {PARTS.get(drift.phase, plain(drift.phase))}" if drift.ranks else DRIFTS[drift.phase]
+        phase = text.PARTS.get(drift.phase, plain(drift.phase))
+        who = f"{who} in {phase}" if drift.ranks else DRIFTS[drift.phase]
         since = f"after {format_duration(drift.since_s)}" + f" of launch {drift.launch}" * (drift.launch > 0)
         if drift.since_unix_s is not None:
             at = dt.datetime.fromtimestamp(drift.since_unix_s, dt.timezone.utc)
@@ -107,11 +96,11 @@ def drift_lines(point: results.Point, least: float = 0.0) -> Iterator[str]:
         levels = f"{quantity(drift.before_ms, 'ms')} before, {quantity(drift.after_ms, 'ms')} since"
         line = f"{who}: {more} from {since} on ({levels})"
         if drift.phase != "step":
-            line += f", the step {signed(quantity(drift.step_more_ms, 'ms'))}"
+            line += f", the step {text.signed(quantity(drift.step_more_ms, 'ms'))}"
         names = [plain(name).replace("_", " ") for name in drift.reasons]
         before, after = drift.sm_mhz_before, drift.sm_mhz_after
         if before and after and abs(after.value / before.value - 1) > CLOCK_CHANGES:
-            names.append(f"SM clock {value_of(before)} MHz before, {value_of(after)} since")
+            names.append(f"SM clock {text.value_of(before)} MHz before, {text.value_of(after)} since")
         yield f"{line}; {', '.join(names)}" if names else line
 
 
@@ -286,12 +275,13 @@ def level_figures(level: results.FabricLevel) -> str:
 def verdict_title(verdict: results.Verdict) -> str:
     """The finding as a headline: `link bandwidth, 33.1 % ±0.4 of the step at 2 ranks`."""
     share = f", {percent(verdict.share)} of the step" if verdict.share else ""
-    return f"{IN_WORDS.get(verdict.cause, cause_name(verdict.cause))}{share} at {ranks(verdict.world_size)}"
+    name = IN_WORDS.get(verdict.cause, text.cause_name(verdict.cause))
+    return f"{name}{share} at {ranks(verdict.world_size)}"
 
 
 def measured_lines(quality: results.Quality) -> tuple[str, ...]:
     """How well the numbers are known."""
-    lines = [plain(text) for text in quality.reached]
+    lines = list(map(plain, quality.reached))
     if quality.clock_bound_us:
         lines.append(f"the ranks' clocks are known to within {quality.clock_bound_us:.0f} us")
     if quality.device_clock_bound_us:
@@ -318,7 +308,7 @@ def trial_line(trial: results.TrialStatus) -> str:
     """A trial that did not finish: how it ended, where, and with which error."""
     where = "" if trial.rank is None else f" on rank {trial.rank}"
     error = f": {plain(trial.error)}" if trial.error else ""
-    return f"{ranks(trial.world_size)}: {status_name(trial.status)}{where}{error}"
+    return f"{ranks(trial.world_size)}: {text.status_name(trial.status)}{where}{error}"
 
 
 def gain(remedy: results.Remedy) -> str:
