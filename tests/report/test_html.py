@@ -380,6 +380,18 @@ def test_the_figures_draw_these_numbers(sample):
             assert chart["link bandwidth"] == lost["x"][0]
 
 
+def test_wandb_leaves_out_the_term_of_the_loss_that_tells_nothing(sample):
+    *others, last = sample.good().points
+    vague = Measured(0.1, 0.0001, 10.0, 3)
+    assert not vague.tells
+    points = (*others, replace(last, loss=replace(last.loss, overlap=vague)))
+    analysis = replace(sample.good(), points=points)
+    whole, bars = (dict(charts.charts(run)["waterfall_chart"]["bars"]) for run in (sample.good(), analysis))
+    assert whole == bars | {"overlap slowdown": 100 * last.loss.overlap.value}
+    rows = tables.tables(analysis)["loss_waterfall"]["rows"]
+    assert [last.world_size, "overlap"] not in [row[:2] for row in rows]
+
+
 def test_the_answer_is_the_same_sentence(sample, shown):
     said = "At 4 ranks the run keeps 57.4 % ±1.2 of ideal; most of the loss, 38.3 % of the step, is link bandwidth."
     assert all(said in one for one in shown.values())

@@ -146,7 +146,7 @@ def waterfall_rows(point: results.Point) -> Iterator[Json]:
     if point.loss is None:
         return
     for row in waterfall(point.loss, point.efficiency):
-        if row.value is not None:
+        if row.value is not None and row.value.tells:
             yield {"world_size": point.world_size, "cause": row.cause} | spread({"share": row.value})
 
 
