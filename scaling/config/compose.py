@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
 from scaling.settings.environment import is_of_links, is_of_machine
 from scaling.settings.plan import Request, Requests
+from scaling.settings.run import Tracking
 
 TRUSTED = "experiment"
 TOPOLOGY = "topology"
@@ -177,29 +178,26 @@ def _check_values(where: str, value: Any) -> None:
 
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-"""The sweeper that lists combinations; any other one wants to know how a run went."""
+"""The sweeper that lists combinations; any other one wants to know how a run went before it names the next."""
 
 
-def requests(verb: str, arguments: list[str], measure: Callable[[Request], float] | None = None) -> Requests:
+def requests(verb: str, arguments: list[str]) -> Requests:
     """Compose a command line with Hydra itself (all its flags and grammar work) and check every result.
 
-    Raises InputError with one line for anything that is wrong; nothing has been written by then. A sweeper that
-    searches gets what `measure` says of each request before it names the next: these have been measured then.
+    Raises InputError with one line for anything that is wrong; nothing has been written by then.
     """
     ConfigStore.instance().store(name="schema", node=Config)
     composed: list[DictConfig] = []
-    terminal = sys.stderr
 
-    def task(cfg: DictConfig) -> float | None:
+    def task(cfg: DictConfig) -> None:
         job = HydraConfig.get()  # Hydra set up this job: fail here rather than later
         composed.append(cfg)
         sweeper = job.sweeper["_target_"]
-        if job.mode != RunMode.MULTIRUN or sweeper == BASIC_SWEEPER:
-            return None
-        if measure is None:
-            raise InputError(f"hydra/sweeper: {sweeper} searches by results; `scaling run` has them")
-        with contextlib.redirect_stderr(terminal):
-            return measure(_request(cfg, find_machine()))
+        if job.mode == RunMode.MULTIRUN and sweeper != BASIC_SWEEPER:
+            raise InputError(
+                f"hydra/sweeper: {sweeper} searches by results, which is removed; -m alone measures every combination "
+                "that is listed, such as ddp.bucket_cap_mb=5,25,100, and compares them"
+            )
 
     arguments = [_LISTED.sub(r"\1'\2'", word) for word in arguments]
     folder = named(arguments)
@@ -268,6 +266,8 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
         named = {override.key_or_group for override in OverridesParser.create().parse_overrides(arguments)}
         groups = [{path.name: None} for path in resources.folder("conf").iterdir() if path.is_dir()]
         kept = {key: _literal(value) for key, value in base.items() if key in ours}
+        if isinstance(kept.get("tracking"), dict):
+            kept["tracking"] = {k: v for k, v in kept["tracking"].items() if k not in Tracking.GONE}
         configs = [OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))]
         node = {key: value for key, value in kept.items() if key not in {"topology"} & named}
         store.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})

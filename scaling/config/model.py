@@ -219,11 +219,6 @@ def _check_options(spec: Spec) -> None:
         raise InputError(
             f"inject.{name}: acts in a training step taken apart; leave out batch, vary and task=inference"
         )
-    if spec.tracking.objective != "samples_per_s":
-        raise InputError(
-            f"tracking.objective={spec.tracking.objective}: a run by cases reports samples_per_s alone, of the "
-            "fastest one; use tracking.objective=samples_per_s"
-        )
 
 
 def _changed(settings: Ddp | Inject, usual: Ddp | Inject) -> list[str]:

@@ -60,12 +60,11 @@ def plan_request(request: Request) -> Plan:
     )
 
 
-def jobs_of(
-    asked: tuple[Request, ...], *, multirun: bool, parent: Path | None = None, first: int = 0
-) -> list[Job]:
-    """A folder for every run; those of a multirun are numbered below one, from `first` on."""
+def jobs_of(asked: tuple[Request, ...], *, multirun: bool) -> list[Job]:
+    """A folder for every run; those of a multirun are numbered below one."""
     jobs: list[Job] = []
-    for index, request in enumerate(asked, first):
+    parent: Path | None = None
+    for index, request in enumerate(asked):
         plan = plan_request(request)
         path = request.run_dir or parent or default_folder(plan.id)
         parent = path if multirun else None

@@ -49,7 +49,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """Build `kind` from plain JSON values. Missing keys take the default.
+    """Build `kind` from plain JSON values. Missing keys take the default; those in `kind.GONE` are left out.
 
     ValueError for unknown keys, wrong types, and values out of the HELD bounds of a field (settings.bounds);
     TypeError for a missing key.
@@ -83,10 +83,10 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = _hints(typing.cast("Hashable", kind))
         names = {f.name.rstrip("_"): f.name for f in dataclasses.fields(kind)}
-        unknown = set(data) - set(names)
+        unknown = set(data) - set(names) - set(getattr(kind, "GONE", ()))
         if unknown:
             raise ValueError(f"{where}: unknown key {min(unknown)!r}")
-        values = {names[k]: _decode(hints[names[k]], v, f"{where}.{k}") for k, v in data.items()}
+        values = {n: _decode(hints[n], data[k], f"{where}.{k}") for k, n in names.items() if k in data}
         return kind(**values)  # type: ignore[operator]
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from scaling.settings.bounds import AtLeast, Distinct, NotEmpty, Nullable, OneOf, Positive, Text
 from scaling.settings.parallel import SPREAD, Fsdp, Parallel, Pipeline
@@ -16,7 +16,6 @@ COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 TASKS = ("train", "inference")
 LAUNCHERS = ("local", "emulated", "slurm")
 TRACKING_MODES = ("offline", "online", "disabled")
-OBJECTIVES = ("samples_per_s", "efficiency", "step_ms")
 WORLD_SIZE_MAX = 2**17
 """The largest world size that predictions accept."""
 
@@ -190,10 +189,8 @@ class Tracking:
     job_type: str = "scaling"
     tags: tuple[str, ...] = ()
     notes: str | None = None
-    alerts: bool = False
-    """Whether W&B sends an alert if a run is slower than the one before, throttled, or incomplete."""
-    objective: Annotated[str, OneOf(OBJECTIVES)] = "samples_per_s"
-    """Figure that a sweep optimises, at the largest world size."""
+    GONE: ClassVar = ("alerts", "objective")
+    """Settings that files of earlier versions have, which are read without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from support.commands import refused
 
 from scaling.cli.main import main
-from scaling.config.compose import requests
+from scaling.config.compose import changed, requests
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
 
@@ -37,6 +37,13 @@ def run(simulate, cluster, tmp_path_factory) -> Path:
 def write_config(path, *overrides):
     (asked,) = requests("run", ["topology=emulated_pcie", *overrides]).items
     RunFolder(path).config.write_text(asked.yaml, encoding="utf-8")
+
+
+def test_settings_that_are_gone_are_left_out_of_an_earlier_config(run):
+    text = RunFolder(run).config.read_text(encoding="utf-8")
+    earlier = text.replace("tracking:\n", "tracking:\n  alerts: true\n  objective: efficiency\n")
+    assert earlier != text
+    assert changed(earlier, []) == changed(text, [])
 
 
 def predicted(capsys, run, *overrides):

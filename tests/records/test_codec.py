@@ -15,6 +15,7 @@ from scaling.analysis.results import Loss, Measured, Point, Remedy, Straggler, V
 from scaling.records import files
 from scaling.settings.bounds import Between, NotEmpty
 from scaling.settings.plan import Plan, Trial, make_plan
+from scaling.settings.run import Tracking
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ def test_missing_keys_take_their_default():
 def test_a_missing_key_without_default_is_an_error():
     with pytest.raises(TypeError, match="name"):
         files.decode(Tree, {})
+
+
+def test_settings_that_are_gone_are_left_out():
+    earlier = {"mode": "online", "alerts": True, "objective": "efficiency"}
+    assert files.decode(Tracking, earlier) == Tracking(mode="online")
 
 
 def test_an_unknown_key_says_where_it_stands():

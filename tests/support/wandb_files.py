@@ -30,7 +30,6 @@ class Logged:
     config: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
-    alerts: list[tuple[str, str, str]] = field(default_factory=list)
     exit_code: int | None = None
 
     def table(self, key: str) -> dict[str, Any]:
@@ -73,8 +72,6 @@ def read(path: Path) -> Logged:
             logged.metrics[record.metric.name] = record.metric.step_metric
         elif kind == "artifact":
             logged.artifacts[record.artifact.name] = _artifact(record.artifact)
-        elif kind == "alert":
-            logged.alerts.append((record.alert.title, record.alert.text, record.alert.level))
         elif kind == "exit":
             logged.exit_code = record.exit.exit_code
     return logged

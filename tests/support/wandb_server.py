@@ -1,4 +1,4 @@
-"""As much of a W&B server as an upload and a sweep's agent ask for, on loopback."""
+"""As much of a W&B server as an upload asks for, on loopback."""
 
 from __future__ import annotations
 
@@ -20,15 +20,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.taken: dict[str, list[str]] = {}
         """History lines by run id."""
-        self.summaries: dict[str, dict[str, Any]] = {}
-        self.sweeps: dict[str, str] = {}
-        """Entity, project and id of the sweep that a run said it belongs to, by run id."""
         self.status = 200
         self.wait_s = 0.0
-        self.sweep: dict[str, Any] = {}
-        """The sweep's configuration."""
-        self.commands: list[dict[str, Any]] = []
-        """What the agent is told to run, one after the other."""
 
     @property
     def url(self) -> str:
@@ -36,8 +29,6 @@ class Server(ThreadingHTTPServer):
 
     def answer(self, query: str, given: dict[str, Any]) -> dict[str, Any]:
         if "UpsertBucket" in query:
-            if given.get("sweep"):
-                self.sweeps[given["name"]] = f"{given['entity']}/{given['project']}/{given['sweep']}"
             project = {"id": "p", "name": given["project"], "entity": {"id": "e", "name": "me"}}
             bucket = {"id": "r", "name": given["name"], "displayName": given["name"], "project": project}
             return {
@@ -49,15 +40,6 @@ class Server(ThreadingHTTPServer):
         if "CreateArtifact" in query:
             artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "a"}}}
             return {"createArtifact": {"artifact": artifact}}
-        if "SweepWithRuns" in query:
-            sweep = {"id": "s", "name": given["sweep"], "state": "RUNNING", "runs": {"edges": []}}
-            return {"project": {"sweep": sweep | {"config": json.dumps(self.sweep)}}}
-        if "CreateAgent" in query:
-            return {"createAgent": {"agent": {"id": "agent"}}}
-        if "Heartbeat" in query:
-            running = json.loads(given.get("runState") or "{}")
-            told = [] if running or not self.commands else [self.commands.pop(0)]
-            return {"agentHeartbeat": {"agent": {"id": "agent"}, "commands": json.dumps(told)}}
         if "viewer" in query:
             teams: dict[str, Any] = {"edges": []}
             viewer = {"id": "v", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": teams}
@@ -104,8 +86,6 @@ class _Handler(BaseHTTPRequestHandler):
         lines = files.get("wandb-history.jsonl")
         if lines:
             self.server.taken.setdefault(run, [])[lines["offset"] :] = lines["content"]
-        for line in files.get("wandb-summary.json", {}).get("content", []):
-            self.server.summaries[run] = json.loads(line)
         self._reply({})
 
     def _reply(self, value: dict[str, Any]) -> None:

@@ -181,7 +181,18 @@ REMOVED = {
     ): "removed; `scaling compare RUN --baseline NAME` compares with a run of this machine",
     ("trace", "--hta"): "removed; `pip install HolisticTraceAnalysis` has what prints its quantities",
 }
-"""Words that a verb no longer takes, and what to use instead."""
+REMOVED |= {
+    (verb, key): f"removed; {instead}"
+    for verb in ("run", "submit")
+    for key, instead in (
+        (
+            "tracking.alerts",
+            "`scaling compare --fail-below RATIO` in CI is a gate that tells by its exit status",
+        ),
+        ("tracking.objective", "-m measures every combination that is listed, and compares them"),
+    )
+}
+"""Options and keys that a verb no longer takes, and what to use instead."""
 
 _WIDTH = 28
 _LINE = 80

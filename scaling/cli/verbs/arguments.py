@@ -38,8 +38,8 @@ def split(verb: str, arguments: list[str]) -> tuple[list[str], argparse.Namespac
             raise SystemExit(0)
         print()
     for word in arguments:
-        if (verb, word) in REMOVED:
-            raise InputError(f"scaling {verb} {word}: {REMOVED[verb, word]}")
+        if instead := REMOVED.get((verb, word.partition("=")[0])):
+            raise InputError(f"scaling {verb} {word}: {instead}")
     parser = _Parser(prog=verb, add_help=False, allow_abbrev=False)
     for option in VERBS[verb].options:
         action = "store" if option.value else "store_true"

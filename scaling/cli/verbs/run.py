@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from scaling.cli.measuring import check, end_in_order, require_alone, watch, worst
-from scaling.cli.output import say, warn
+from scaling.cli.output import warn
 from scaling.cli.simulated_run import is_simulated, simulate_run
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
@@ -13,7 +11,7 @@ from scaling.errors import InputError, ScalingError, way_out
 from scaling.launchers.jobs import begun, create, jobs_of, launcher_of
 from scaling.launchers.runner import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
-from scaling.settings.plan import Plan, Request
+from scaling.settings.plan import Plan
 
 
 def main(arguments: list[str]) -> int:
@@ -30,58 +28,17 @@ def main(arguments: list[str]) -> int:
         return _run(runs, multirun=runs[0][1].path.parent == path, verbose=given.verbose)
     if is_simulated(rest):
         return simulate_run(rest)
-    search = _Search(verbose=given.verbose)
-    asked = requests("run", rest, search.measure)
-    if search.codes:
-        return search.finish()
+    asked = requests("run", rest)
     if not asked.items:
         return 0
-    jobs = jobs_of(asked.items, multirun=asked.multirun)
-    jobs = [check(job) for job in jobs]
+    jobs = [check(job) for job in jobs_of(asked.items, multirun=asked.multirun)]
     for job in jobs:
         create(job)
     return _run([(job.plan, job.folder) for job in jobs], multirun=asked.multirun, verbose=given.verbose)
 
 
-class _Search:
-    """Runs that a sweeper requests one by one; it knows the objectives of the earlier ones."""
-
-    def __init__(self, *, verbose: bool) -> None:
-        self._verbose = verbose
-        self.codes: list[int] = []
-        self.done: list[RunFolder] = []
-        self.parent: Path | None = None
-
-    def measure(self, request: Request) -> float:
-        """The objective of one run. ScalingError if it was not measured; the sweeper decides whether to continue."""
-        from scaling.cli.pipeline import read_analysis  # noqa: PLC0415
-        from scaling.report.tracking.wandb import objective  # noqa: PLC0415
-
-        (job,) = jobs_of((request,), multirun=True, parent=self.parent, first=len(self.codes))
-        job = check(job)
-        create(job)
-        self.parent = job.folder.path.parent
-        code, stopped = _measured(job.plan, job.folder, verbose=self._verbose)
-        self.codes.append(code)
-        if stopped:
-            raise KeyboardInterrupt
-        name = job.plan.spec.tracking.objective
-        if code in (0, 3):
-            self.done.append(job.folder)
-        value = objective(read_analysis(job.folder), job.plan) if code in (0, 3) else None
-        if value is None:
-            raise ScalingError(f"{job.folder.path}: {name} was not measured")
-        say(f"# objective  {name} {value.value:.6g}")
-        return value.value
-
-    def finish(self) -> int:
-        """Print all runs as one table. Returns the exit status of them all."""
-        _compare(self.done)
-        return worst(self.codes)
-
-
 def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool, verbose: bool) -> int:
-    """Measure and report the runs one after the other."""
+    """Measure and report the runs one after the other, then those of a multirun as one table if there are several."""
     codes, ended = [], False
     for plan, folder in runs:
         code, stopped = _measured(plan, folder, verbose=verbose)
@@ -91,20 +48,14 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool, verbose: bool) -
             warn(f"`scaling run --resume {rest}` goes on with what is left")
             ended = True
             break
-    done = [folder for (_, folder), code in zip(runs, codes, strict=False) if code in (0, 3)]
-    if multirun:
-        _compare(done)
-    return 3 if ended else worst(codes)
-
-
-def _compare(done: list[RunFolder]) -> None:
-    """Print the runs of a multirun as one table, if there are several."""
-    if len(done) > 1:
+    done = [run for run, code in zip(runs, codes, strict=False) if code in (0, 3)]
+    if multirun and len(done) > 1:
         from scaling.cli.verbs.compare import compare_folders  # noqa: PLC0415
-        from scaling.records.run import read_plan  # noqa: PLC0415
 
-        tracking = read_plan(done[0]).spec.tracking  # of a run that was made just now
-        compare_folders(done, into=RunFolder(done[0].path.parent), tracking=tracking)
+        first, folders = done[0][0], [folder for _, folder in done]
+        into = RunFolder(folders[0].path.parent)
+        compare_folders(folders, into=into, tracking=first.spec.tracking)
+    return 3 if ended else worst(codes)
 
 
 def _measured(plan: Plan, folder: RunFolder, *, verbose: bool) -> tuple[int, bool]:

@@ -216,21 +216,21 @@ def _replay(document: dict[str, Any]) -> None:
 
     quiet: dict[str, Any] = {k: v for k, v in QUIET.items() if k in wandb.Settings.model_fields}
     for record in document["runs"]:
-        run_settings = {"git_commit": document.get("commit") or None, "sweep_id": record.get("sweep")}
+        commit = {"git_commit": document["commit"]} if document.get("commit") else {}
         run = wandb.init(
             **document["init"],
             mode="offline",
             id=record["id"],
             name=record["name"],
             config=record["config"],
-            settings=wandb.Settings(**quiet, **{k: v for k, v in run_settings.items() if v}),
+            settings=wandb.Settings(**quiet, **commit),
         )
         _log(run, record)
         run.finish(exit_code=0 if record["summary"].get("status", "done") == "done" else 1)
 
 
 def _log(run: Any, record: dict[str, Any]) -> None:
-    """One run: history on its own axis, tables and charts, files, alerts, and the figures of its summary."""
+    """One run: history on its own axis, tables and charts, files, and the figures of its summary."""
     import wandb  # noqa: PLC0415
 
     run.define_metric(record["x"], hidden=True, summary="none")
@@ -250,8 +250,6 @@ def _log(run: Any, record: dict[str, Any]) -> None:
         for name, path in about["files"].items():
             artifact.add_file(path, name=name)
         run.log_artifact(artifact)
-    for alert in record.get("alerts", ()):
-        run.alert(**alert)
     run.summary.update(record["summary"])
 
 

@@ -1,30 +1,27 @@
 """One W&B run per world size and one summary run, in one group. Renders results, computes nothing.
 
-What to log, alerts and the one number of a sweep among it, is put together here as plain data;
-`scaling.report.tracking.sync` hands it to W&B.
+What to log is put together here as plain data; `scaling.report.tracking.sync` hands it to W&B.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from scaling.analysis import results
-from scaling.plain import plain
 from scaling.records import files
 from scaling.records.launch import Environment
 from scaling.records.paths import RunFolder
-from scaling.report import cases, findings, side_by_side, text
+from scaling.report import side_by_side
 from scaling.report.answer import answer
 from scaling.report.tracking import sync, tables
 from scaling.settings.cases import batches
 from scaling.settings.environment import MACHINE, VERSIONS, is_secret
-from scaling.settings.plan import SETTLED, Plan, Trial
+from scaling.settings.plan import Plan, Trial
 from scaling.settings.run import Tracking
 
 
@@ -51,61 +48,6 @@ def trial_config(plan: Plan, trial: Trial) -> Json:
     if not spec.kind.by_cases or (batches(spec) == (trial.batch,) and not spec.batch_max):
         config["batch_per_rank"] = trial.batch  # a run by cases has one only where all cases have the same
     return config | ({"global_batch": spec.global_batch} if spec.mode == "strong" else {})
-
-
-TITLE_MAX = 63
-"""Characters of a title that W&B accepts."""
-
-Alert = dict[str, str]
-
-
-def alerts(analysis: results.Analysis) -> Iterator[Alert]:
-    """The alerts of one run, each as {title, text, level}."""
-    throttled = [w for w in analysis.quality.warnings if w.startswith("throttled")]
-    if throttled:
-        yield _alert("Throttled", analysis.run, "; ".join(throttled), "WARN")
-    missing = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
-    if missing:
-        yield _alert("Trials are missing", analysis.run, "; ".join(missing), "ERROR")
-
-
-def regressions(comparisons: Sequence[results.Comparison]) -> Iterator[Alert]:
-    """An alert for each run that is slower than the base. A difference within the noise raises none."""
-    for pair in comparisons:
-        slowdowns = list(_slower(pair)) if pair.comparable else []
-        if slowdowns:
-            base, other = side_by_side.run_names(pair)
-            message = f"Throughput of {other} over {base}: {'; '.join(slowdowns)}."
-            yield _alert("Slower than before", pair.other, message, "WARN")
-
-
-def _slower(comparison: results.Comparison) -> Iterator[str]:
-    """World sizes and cases at which the other run is distinguishably slower, each with its ratio."""
-    for point in comparison.points:
-        if point.distinguishable and point.ratio is not None and point.ratio.value < 1:
-            yield f"{text.quantity(point.ratio)} at {text.ranks(point.world_size)}"
-    for case in comparison.cases:
-        if case.distinguishable and case.ratio is not None and case.ratio.value < 1:
-            where = f"{text.ranks(case.world_size)}, {cases.compared_setting(case)}, batch {case.batch}"
-            yield f"{text.quantity(case.ratio)} at {where}"
-
-
-def _alert(what: str, run: results.RunInfo, message: str, level: str) -> Alert:
-    title = plain(f"{what}: {run.model} on {run.topology}")[:TITLE_MAX]
-    return {"title": title, "text": plain(message), "level": level}
-
-
-def objective(analysis: results.Analysis, plan: Plan) -> results.Measured | None:
-    """`tracking.objective` at the plan's largest world size, or the fastest case's throughput; None if not measured."""
-    size = plan.ranks
-    if plan.spec.kind.by_cases:
-        rows: list[cases.Row] = [*analysis.inference, *analysis.training]
-        rates = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
-        return max(rates, key=lambda m: m.value, default=None)
-    value: results.Measured | None = getattr(
-        results.at(size, analysis.points), plan.spec.tracking.objective, None
-    )
-    return value
 
 
 ONLINE_BOUND_S = 60.0
@@ -172,7 +114,7 @@ def _document(
     environment: Environment | None,
 ) -> Json:
     """Everything to log, as plain values: settings all runs share, and the runs."""
-    tracking, run = plan.spec.tracking, analysis.run
+    run = analysis.run
     points = {p.world_size: p for p in analysis.points}
     steps = {h.world_size: _steps(h) for h in histories}
     ends = {t.world_size: {"status": t.status, "error": t.error} for t in analysis.trials}
@@ -196,11 +138,9 @@ def _document(
         "name": f"{title} summary",
         "config": config | {"world_sizes": list(plan.spec.world_sizes)},
         "artifact": _artifact(folder, plan, analysis, f"{ARTIFACT}-{stem}"),
-        "alerts": list(alerts(analysis)) if tracking.alerts else [],
     }
-    agent = _agent()
-    runs.append(summary | _summary(analysis, plan) | agent.get("run", {}))
-    return _grouped(folder, plan, runs, agent, kinds=_unreal([run]))
+    runs.append(summary | _summary(analysis))
+    return _grouped(folder, plan, runs, kinds=_unreal([run]))
 
 
 def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[results.Comparison]) -> Json:
@@ -219,11 +159,10 @@ def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[re
         "history": [],
         "tables": tables.comparison_tables(comparisons),
         "charts": tables.comparison_charts(comparisons),
-        "alerts": list(regressions(comparisons)) if plan.spec.tracking.alerts else [],
         "summary": summary,
     }
     kinds = _unreal([each for pair in comparisons for each in (pair.base, pair.other)])
-    return _grouped(folder, plan, [run], _agent(), kinds=kinds)
+    return _grouped(folder, plan, [run], kinds=kinds)
 
 
 def _unreal(runs: Sequence[results.RunInfo]) -> list[str]:
@@ -241,14 +180,14 @@ def _told(comparisons: Sequence[results.Comparison]) -> str:
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:TOLD]
 
 
-def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, kinds: list[str]) -> Json:
+def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], *, kinds: list[str]) -> Json:
     """Runs, and the settings that all of them share."""
     tracking = plan.spec.tracking
     return {
         "init": {
             "dir": str(folder.wandb.resolve()),
-            "project": agent.get("project") or tracking.project,
-            "entity": agent.get("entity") or tracking.entity,
+            "project": tracking.project,
+            "entity": tracking.entity,
             "group": tracking.group or plan.id,
             "job_type": tracking.job_type,
             "tags": [*tracking.tags, *kinds],
@@ -270,13 +209,12 @@ def _steps(history: results.StepHistory) -> list[Json]:
     ]
 
 
-def _summary(analysis: results.Analysis, plan: Plan) -> Json:
+def _summary(analysis: results.Analysis) -> Json:
     rows = [tables.numbers(p) for p in analysis.points]
     quality = {
         k: v for k, v in tables.named("{}", analysis.quality).items() if k not in ("warnings", "reached")
     }
     sizes = {f"n{row['world_size']}/{k}": v for row in rows for k, v in row.items()}
-    whole = {"duration_s": analysis.run.duration_s, "objective": objective(analysis, plan)}
     texts = {
         "answer": answer(analysis),
         "warnings": list(analysis.quality.warnings),
@@ -287,17 +225,8 @@ def _summary(analysis: results.Analysis, plan: Plan) -> Json:
         "history": [{name: row[name] for name in tables.DRAWN if name in row} for row in rows],
         "tables": tables.tables(analysis),
         "charts": tables.charts(analysis),
-        "summary": sizes | tables.spread(quality | whole) | texts,
+        "summary": sizes | tables.spread(quality | {"duration_s": analysis.run.duration_s}) | texts,
     }
-
-
-def _agent() -> Json:
-    """The id that a W&B sweep's agent gave to its run. The summary run takes it, because it has the objective."""
-    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
-    if not sweep or not run:
-        return {}
-    place = {name: os.environ.get(f"WANDB_{name.upper()}") for name in ("project", "entity")}
-    return {"run": {"id": run, "sweep": sweep}} | place
 
 
 def _artifact(folder: RunFolder, plan: Plan, analysis: results.Analysis, name: str) -> Json:

@@ -82,16 +82,6 @@ def test_a_settings_file_of_the_run_chooses_neither_server_nor_entity(log, folde
     assert len(wandb_server.taken) == 3
 
 
-@pytest.mark.slow
-def test_a_sweep_is_told_which_run_is_its_own(log, wandb_server, monkeypatch):
-    monkeypatch.setenv("WANDB_SWEEP_ID", "abc123")
-    monkeypatch.setenv("WANDB_RUN_ID", "xyz789")
-    monkeypatch.setenv("WANDB_ENTITY", "me")
-    monkeypatch.setenv("WANDB_PROJECT", "theirs")
-    assert log("online") is None
-    assert wandb_server.sweeps == {"xyz789": "me/theirs/abc123"}
-
-
 def test_online_without_a_key_logs_offline(log, folder, wandb_files):
     warning = log("online")
     assert "No API key" in warning

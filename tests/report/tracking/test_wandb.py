@@ -1,7 +1,4 @@
-"""What log_run writes is read back from the files themselves, with W&B's own message classes.
-
-When an alert is sent of runs that were compared, and what it says.
-"""
+"""What log_run writes is read back from the files themselves, with W&B's own message classes."""
 
 from __future__ import annotations
 
@@ -15,11 +12,9 @@ import pytest
 
 import scaling
 from scaling.analysis.results import (
-    CaseComparison,
     CostComparison,
     Measured,
     PointComparison,
-    Quality,
     SampleCost,
     SettingDifference,
     Split,
@@ -30,7 +25,6 @@ from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
 from scaling.report.tracking import sync, wandb
 from scaling.report.tracking import wandb as report
-from scaling.report.tracking.wandb import regressions
 from scaling.settings.run import Vary
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -51,7 +45,6 @@ def offline(tmp_path_factory, logged, wandb_files):
         job_type="weekly",
         tags=("a", "b"),
         notes="on PCIe",
-        alerts=True,
     )
     found = report.log_run(
         folder, tracked, logged.analysis(), logged.histories(), Launches(folder, tracked).environment
@@ -183,10 +176,6 @@ def test_summary_run_holds_charts_that_wandb_draws(offline):
     assert [row["efficiency"] for row in run.history if "efficiency" in row] == [1.0, 0.625]
 
 
-def test_the_objective_is_a_figure_of_the_summary(offline):
-    assert offline["summary"].summary["objective"] == 800.0
-
-
 def test_the_runs_files_are_an_artifact_with_type_and_metadata(offline, logged):
     (artifact,) = (a for a in offline["summary"].artifacts.values() if a.type == "scaling-run")
     assert set(artifact.files) == {"analysis.json", "launches/0/env-0.json"}
@@ -207,42 +196,6 @@ def test_what_is_too_large_is_left_out_and_named(folder, logged, wandb_files, mo
     (artifact,) = (a for a in found if a.type == "scaling-run")
     assert set(artifact.files) == {"analysis.json"}
     assert artifact.metadata["left_out"] == ["steps.parquet/part-000000.parquet"]
-
-
-@pytest.mark.slow
-def test_an_alert_on_a_regression(folder, logged, wandb_files):
-    assert (
-        report.log_comparison(
-            folder, logged.plan(alerts=True), [logged.slower()], logged.plan(alerts=True).spec.tracking
-        )
-        is None
-    )
-    (run,) = wandb_files.read_all(folder.path).values()
-    assert [(title, level) for title, _, level in run.alerts] == [
-        ("Slower than before: mlp on emulated_pcie", "WARN")
-    ]
-
-
-@pytest.mark.slow
-def test_alerts_on_throttling_and_on_missing_trials(folder, logged, wandb_files):
-    quality = Quality(
-        contended_blocks=0, dropped_samples=0, clock_bound_us=None, warnings=("throttled: 3 of 9 blocks",)
-    )
-    trials = (TrialStatus(world_size=2, status="failed", rank=1, error="boom"),)
-    found = replace(logged.analysis(), quality=quality, trials=trials)
-    report.log_run(folder, logged.plan(alerts=True), found, ())
-    alerts = wandb_files.read_all(folder.path)["summary"].alerts
-    assert [(text, level) for _, text, level in alerts] == [
-        ("throttled: 3 of 9 blocks", "WARN"),
-        ("2 ranks: failed on rank 1: boom", "ERROR"),
-    ]
-
-
-@pytest.mark.slow
-def test_no_alert_is_sent_unless_asked_for(folder, logged, wandb_files):
-    report.log_comparison(folder, logged.plan(), [logged.slower()], logged.plan().spec.tracking)
-    (run,) = wandb_files.read_all(folder.path).values()
-    assert run.alerts == []
 
 
 @pytest.mark.slow
@@ -273,19 +226,6 @@ def test_a_resumed_run_adds_to_the_same_runs(folder, logged, wandb_files):
     assert after["n2"].run.run_group == logged.RUN_ID
     assert len(after["n2"].history) == 6
     assert not list(folder.path.glob(".wandb*"))
-
-
-@pytest.mark.slow
-def test_a_sweeps_run_is_the_summary_run(folder, logged, wandb_files, monkeypatch):
-    monkeypatch.setenv("WANDB_SWEEP_ID", "abc123")
-    monkeypatch.setenv("WANDB_RUN_ID", "xyz789")
-    monkeypatch.setenv("WANDB_PROJECT", "theirs")
-    report.log_run(folder, logged.plan(), logged.analysis(), logged.histories(3))
-    runs = wandb_files.read_all(folder.path)
-    assert set(runs) == {"n1", "n2", "xyz789"}
-    assert (runs["xyz789"].run.sweep_id, runs["n2"].run.sweep_id) == ("abc123", "")
-    assert {r.run.project for r in runs.values()} == {"theirs"}
-    assert runs["xyz789"].summary["objective"] == 800.0
 
 
 @pytest.mark.slow
@@ -368,38 +308,3 @@ def test_comparisons_against_one_base_stand_beside_each_other_and_each_replaces_
     runs = [wandb_files.read(p) for p in folder.path.glob("wandb/offline-run-*/run-*.wandb")]
     assert sorted(run.config["others"] for run in runs) == [["nvlink"], ["pcie5"], ["pcie5", "nvlink"]]
     assert all(run.run.run_id.endswith("-comparison") for run in runs)
-
-
-SAID = "Throughput of emulated_nvlink over emulated_pcie: "
-
-
-def test_a_regression_names_the_world_sizes_that_are_slower(sample):
-    """And no other: at the largest the run is faster."""
-    one = sample.comparison()
-    slower = replace(one.points[1], ratio=sample.about(0.8, 0.03))
-    (alert,) = regressions([replace(one, points=(one.points[0], slower, one.points[2]))])
-    assert alert["text"] == f"{SAID}0.80 ±0.03 at 2 ranks."
-
-
-def test_a_regression_in_a_case_is_one(sample):
-    def case(batch: int, ratio: float, *, distinguishable: bool = True) -> CaseComparison:
-        return CaseComparison(
-            world_size=2,
-            batch=batch,
-            setting={"precision": "bf16", "autocast": True, "compile": False},
-            samples_per_s=(None, None),
-            ratio=sample.about(ratio, 0.03),
-            distinguishable=distinguishable,
-        )
-
-    one = replace(sample.comparison(), points=())
-    found = (case(8, 0.8), case(16, 1.2), case(32, 0.98, distinguishable=False))
-    (alert,) = regressions([replace(one, cases=found)])
-    assert alert["text"] == f"{SAID}0.80 ±0.03 at 2 ranks, bf16, autocast, batch 8."
-    assert list(regressions([replace(one, cases=found[1:])])) == []
-
-
-def test_runs_that_are_not_comparable_are_no_regression(sample):
-    one = sample.comparison(comparable=False)
-    slower = replace(one.points[1], ratio=sample.about(0.8, 0.03))
-    assert list(regressions([replace(one, points=(slower,))])) == []
