@@ -140,7 +140,7 @@ def _document(
         "artifact": _artifact(folder, plan, analysis, f"{ARTIFACT}-{stem}"),
     }
     runs.append(summary | _summary(analysis))
-    return _grouped(folder, plan, runs, kinds=_unreal([run]))
+    return _grouped(folder, plan, runs, [run])
 
 
 def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[results.Comparison]) -> Json:
@@ -161,13 +161,8 @@ def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[re
         "charts": tables.comparison_charts(comparisons),
         "summary": summary,
     }
-    kinds = _unreal([each for pair in comparisons for each in (pair.base, pair.other)])
-    return _grouped(folder, plan, [run], kinds=kinds)
-
-
-def _unreal(runs: Sequence[results.RunInfo]) -> list[str]:
-    """Tags for what is not real in any of the runs."""
-    return [name for name in ("synthetic", "simulated") if any(getattr(run, name) for run in runs)]
+    compared = [each for pair in comparisons for each in (pair.base, pair.other)]
+    return _grouped(folder, plan, [run], compared)
 
 
 def _stem(plan: Plan) -> str:
@@ -180,9 +175,10 @@ def _told(comparisons: Sequence[results.Comparison]) -> str:
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:TOLD]
 
 
-def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], *, kinds: list[str]) -> Json:
-    """Runs, and the settings that all of them share."""
+def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], about: Sequence[results.RunInfo]) -> Json:
+    """Runs, and the settings that all of them share; a tag for what is not real in any that they are `about`."""
     tracking = plan.spec.tracking
+    unreal = [name for name in ("synthetic", "simulated") if any(getattr(run, name) for run in about)]
     return {
         "init": {
             "dir": str(folder.wandb.resolve()),
@@ -190,7 +186,7 @@ def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], *, kinds: list[str
             "entity": tracking.entity,
             "group": tracking.group or plan.id,
             "job_type": tracking.job_type,
-            "tags": [*tracking.tags, *kinds],
+            "tags": [*tracking.tags, *unreal],
             "notes": tracking.notes,
         },
         "commit": plan.commit,
@@ -211,9 +207,7 @@ def _steps(history: results.StepHistory) -> list[Json]:
 
 def _summary(analysis: results.Analysis) -> Json:
     rows = [tables.numbers(p) for p in analysis.points]
-    quality = {
-        k: v for k, v in tables.named("{}", analysis.quality).items() if k not in ("warnings", "reached")
-    }
+    whole = tables.named("{}", analysis.quality) | {"duration_s": analysis.run.duration_s}
     sizes = {f"n{row['world_size']}/{k}": v for row in rows for k, v in row.items()}
     texts = {
         "answer": answer(analysis),
@@ -225,7 +219,7 @@ def _summary(analysis: results.Analysis) -> Json:
         "history": [{name: row[name] for name in tables.DRAWN if name in row} for row in rows],
         "tables": tables.tables(analysis),
         "charts": tables.charts(analysis),
-        "summary": sizes | tables.spread(quality | {"duration_s": analysis.run.duration_s}) | texts,
+        "summary": sizes | tables.spread(whole) | texts,
     }
 
 
