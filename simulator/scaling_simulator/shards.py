@@ -17,8 +17,7 @@ from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import Workload
 from scaling.worker.parallel.ddp import wrap
-from scaling.worker.parallel.shard import shard, unit_names
-from scaling.worker.parallel.sharded import Sharded
+from scaling.worker.parallel.sharded import Sharded, shard, unit_names
 from scaling.worker.parallel.tensor import Divided, divide
 from scaling_simulator import chunks
 
@@ -89,14 +88,11 @@ def spread(workload: Workload, spec: Spec, mesh: Mesh, device: Accelerator) -> T
     if mesh.tensor > 1:
         layers = divide(workload, module, axes["tensor"], sequence=spec.parallel.sequence)
     units: list[Any] = []
-    labels: list[str] = []
     if mesh.data_parallel > 1 or spec.parallel.name != "tp":
         data = tuple(axis for axis in kept if axis != "tensor")
         over = axes if data == kept else axes[data]
         with chunks.as_needed():
-            units, labels = shard(module, spec.fsdp, over, names=names, precision=spec.precision, host=False)
+            units = shard(module, spec.fsdp, over, names=names, precision=spec.precision, host=False)
     module = on_device(module, on)
-    sharded = Sharded(
-        module, workload.optimizer, units, labels, {}, device, others={}, host=False, divided=layers
-    )
+    sharded = Sharded(module, workload.optimizer, units, {}, device, others={}, host=False, divided=layers)
     return Trained(module, sharded.optimizer, sharded.accumulate)

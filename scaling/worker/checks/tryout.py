@@ -38,7 +38,7 @@ from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import Usage
 from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import compiled, loading, shaped
-from scaling.worker.parallel.shard import require_own_reduces
+from scaling.worker.parallel.sharded import require_own_reduces
 from scaling.worker.parallel.tensor import divide
 
 SAMPLES = 2

@@ -14,7 +14,6 @@ from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import STAMPS_A_LAYER, BucketDetail
-from scaling.worker.parallel.computed import share_bytes
 from scaling.worker.parallel.ddp import (
     WIRE,
     Bare,
@@ -101,10 +100,6 @@ class Replicated:
         """Bytes of the buckets in the order of reduction."""
         return bucket_bytes(self._ddp)
 
-    @property
-    def units(self) -> list[str]:
-        return [f"bucket {k}" for k in range(len(self.buckets))]
-
     def settle(self) -> None:
         """Make the buckets in the order of the gradients."""
         settle(self._ddp)
@@ -148,3 +143,33 @@ def held_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
         "gradients": sum(local(p) for p in parameters if p.requires_grad),
         "optimizer": sum(map(local, states)),
     }
+
+
+def share_bytes(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, ranks: int, place: int
+) -> dict[str, int]:
+    """Bytes of parameters with buffers, of gradients, and of optimizer states in one of `ranks` equal shards.
+
+    `module`, `optimizer`: whole; without a step of the optimizer its states are left out. fully_shard cuts a tensor's
+    first dimension into parts of ceil(length / ranks), so the last ranks may have less, or nothing. Buffers are not
+    sharded.
+    """
+
+    def part(tensor: torch.Tensor) -> int:
+        if tensor.dim() == 0:
+            return tensor.nbytes
+        chunk = -(-tensor.shape[0] // ranks)
+        rows = min(chunk, max(0, tensor.shape[0] - place * chunk))
+        return tensor.nbytes // max(1, tensor.shape[0]) * rows
+
+    parameters = list(module.parameters())
+    sizes = {
+        "parameters": sum(map(part, parameters)) + sum(b.nbytes for b in module.buffers()),
+        "gradients": sum(part(p) for p in parameters if p.requires_grad),
+    }
+    states = [state for p in parameters if (state := optimizer.state.get(p))]
+    if len(states) == sum(p.requires_grad for p in parameters):
+        sizes["optimizer"] = sum(
+            part(v) for state in states for v in state.values() if isinstance(v, torch.Tensor)
+        )
+    return sizes

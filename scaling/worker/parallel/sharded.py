@@ -1,6 +1,7 @@
 """Train a module whose parameters are sharded over ranks, and whose layers may be divided over them as well.
 
-torch's fully_shard goes over one axis (FSDP) or two (HSDP); tensor parallel divides layers over the innermost one.
+torch's fully_shard goes over one axis (FSDP) or two (HSDP), with the harness's settings: which modules are units, what
+is gathered ahead, and how the host's back end sends. Tensor parallel divides layers over the innermost axis.
 """
 
 from __future__ import annotations
@@ -15,26 +16,30 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 
-from scaling.settings.parallel import AXES, Mesh
+from scaling.errors import InputError
+from scaling.settings.parallel import AXES, Fsdp, Mesh
 from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator, meshes
 from scaling.worker.data.workload import MakeOptimizer, Workload
-from scaling.worker.models.options import compile_units, own_backend
-from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
+from scaling.worker.models.options import compile_units, own_backend, repeated
+from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.ddp import Bare
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.replicated import held_bytes
-from scaling.worker.parallel.shard import HALF, TYPES, reduces_of, shard, unit_names
+from scaling.worker.parallel.replicated import held_bytes, share_bytes
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
-from scaling.worker.parallel.torch_private import param_groups, shard_fused_sgd, whole_bytes
+from scaling.worker.parallel.torch_private import param_groups, reduces_alone, shard_fused_sgd, whole_bytes
 from scaling.worker.parallel.waits import Waits
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = ("bf16", "fp16")
+"""Precisions in which parameters are gathered and computed with."""
 
 
 class Shards:
@@ -73,9 +78,8 @@ class Shards:
             divided = divide(self._workload, module, mesh["tensor"], sequence=self._spec.parallel.sequence)
             torch.manual_seed(self._spec.seed)  # ranks of a tensor group drop the same activations
         units: list[Any] = []
-        labels: list[str] = []
         if degrees.data_parallel > 1 or self._spec.parallel.name != "tp":
-            units, labels = shard(
+            units = shard(
                 module,
                 self._spec.fsdp,
                 _over_samples(mesh),
@@ -91,7 +95,6 @@ class Shards:
             module,
             self._workload.optimizer,
             units,
-            labels,
             keys,
             self._device,
             others={} if alone else self._others(),
@@ -116,7 +119,7 @@ class Shards:
         units = [[p for p in whole.parameters() if p not in theirs], *inner]
         wire = 2 if self._spec.precision in HALF else None
         sizes = [sum(p.numel() * (wire or p.element_size()) for p in unit) for unit in units]
-        shares["unsharded"] = unsharded_bytes(sizes, self._spec.fsdp, root=True) if mesh.shard > 1 else 0
+        shares["unsharded"] = unsharded_bytes(sizes, self._spec.fsdp) if mesh.shard > 1 else 0
         return shares
 
     def _others(self) -> dict[tuple[int, ...], int]:
@@ -152,7 +155,6 @@ class Sharded:
         module: nn.Module,
         make_optimizer: MakeOptimizer,
         units: Sequence[FSDPModule],
-        labels: list[str],
         keys: Mapping[str, int],
         device: Accelerator,
         *,
@@ -167,7 +169,6 @@ class Sharded:
         shard_fused_sgd()
         self.optimizer = make_optimizer(by_mesh(module) if divided.layers else module.parameters())
         self._divided = divided
-        self.units = labels
         self._keys, self._device = keys, device
         groups = [group for unit in units for group in param_groups(unit)]
         self.buckets = [sum(whole_bytes(p) for p in group.fsdp_params) for group in groups]
@@ -224,3 +225,149 @@ def by_mesh(module: nn.Module) -> Any:
     """
     groups = meshes(module.parameters())
     return [{"params": group} for group in groups] if len(groups) > 1 else module.parameters()
+
+
+def unsharded_bytes(units: Sequence[int], fsdp: Fsdp) -> int:
+    """Most bytes of gathered parameters at once; `units`: of each whole unit, in their order, the root's first.
+
+    The root's are kept from forward to the end of backward. Of the others, those gathered ahead stand beside the one
+    that computes; without explicit prefetching torch gathers one ahead in backward. With reshard_after_forward=false
+    all are there when backward begins.
+    """
+    root, *inner = units
+    window = 1 + max(1, fsdp.prefetch) if fsdp.reshard else len(inner)
+    return root + max((sum(inner[k : k + window]) for k in range(len(inner))), default=0)
+
+
+class _Allocates:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A buffer, as torch asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class HostAllGather(_Allocates):
+    """torch's AllGather for the host's back end: both directions of every link carry at once."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather every rank's part."""
+        return all_gather(output_tensor, input_tensor, group, async_op=async_op)
+
+
+class HostReduceScatter(_Allocates):
+    """torch's ReduceScatter for the host's back end: it moves what NCCL's does, and blocks the host meanwhile."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,  # noqa: ARG002  # torch waits for it at once
+    ) -> None:
+        """Reduce into this rank's part."""
+        reduce_scatter(output_tensor, input_tensor, group, mean=op == dist.ReduceOp.AVG)
+
+
+def shard(
+    module: nn.Module,
+    settings: Fsdp,
+    mesh: DeviceMesh,
+    *,
+    names: Sequence[str],
+    precision: str,
+    host: bool,
+    reduces: Any = None,
+) -> list[Any]:
+    """Shard a module in place over a mesh. Returns its units with parameters, in their order.
+
+    `names`: modules that are units; what is in none of them is the root's, which comes first. `host`: the back end is
+    the host's. There all-gathers are made asynchronous, or nothing would overlap. `reduces`: the communicator that an
+    earlier module over the same ranks had for reduce-scatters alone (`reduces_of`). Without it torch makes another one
+    for each module, and keeps all of them to the end.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=TYPES[precision] if precision in HALF else None, reduce_dtype=TYPES[settings.reduce_dtype]
+    )
+    # A part of the ranks, true or false; over one rank nothing is left to reshard to.
+    part = settings.reshard > 1 and mesh.size() > 1
+    reshard: bool | int = settings.reshard if part else bool(settings.reshard)
+    inner = [module.get_submodule(name) for name in names]
+    for unit in inner:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    # By default torch keeps what the root has gathered until backward, where it is needed first.
+    kept: dict[str, Any] = {} if reshard is True else {"reshard_after_forward": reshard}
+    fully_shard(module, mesh=mesh, mp_policy=policy, **kept)
+    every: list[Any] = [module, *inner]
+    units = [unit for unit in every if param_groups(unit)]
+    _prefetch(every, settings.prefetch)
+    for unit in every if host else ():
+        unit._set_unshard_async_op(True)  # noqa: SLF001
+        unit.set_custom_reduce_scatter(HostReduceScatter())
+        unit.set_custom_all_gather(HostAllGather())
+    if settings.separate_reduce_scatter_group and mesh.size() > 1:
+        require_own_reduces()
+        for group in (g for unit in units for g in param_groups(unit)) if reduces is not None else ():
+            group.mesh_info.reduce_scatter_process_group = reduces
+        every[0].set_separate_reduce_scatter_group(True)
+    return units
+
+
+def require_own_reduces() -> None:
+    """InputError where torch cannot give reduce-scatters a communicator of their own: 2.11 cannot, 2.13 can."""
+    if not hasattr(FSDPModule, "set_separate_reduce_scatter_group"):
+        raise InputError(
+            f"fsdp.separate_reduce_scatter_group=true: torch {torch.__version__} cannot; try false, or a newer torch"
+        )
+
+
+def reduces_of(units: Sequence[Any]) -> Any:
+    """The communicator that units have for reduce-scatters alone; None where they share that of their all-gathers."""
+    return next((reduces_alone(group.mesh_info) for unit in units for group in param_groups(unit)), None)
+
+
+def _prefetch(order: Sequence[Any], count: int) -> None:
+    """Gather so many units ahead, in the order of the model and back, the root first; 0: what torch does by itself."""
+    for index, unit in enumerate(order if count else ()):
+        ahead = order[index + 1 : index + 1 + count]
+        behind = order[max(1, index - count) : index][::-1]  # the root keeps its parameters until backward
+        if ahead:
+            unit.set_modules_to_forward_prefetch(ahead)
+        if behind:
+            unit.set_modules_to_backward_prefetch(behind)
+
+
+def unit_names(module: nn.Module, asked: str, blocks: Sequence[nn.Module] = ()) -> list[str]:
+    """Names of the modules that are units, in the order of the model; what is in none of them belongs to the root.
+
+    `asked`: class names with commas, or `auto`: the blocks that the workload names, those that the model repeats, or
+    the children of a Sequential. InputError where a class is not in the model.
+    """
+    names = {id(inner): name for name, inner in module.named_modules()}
+    if asked != "auto":
+        return _of_classes(module, [word.strip() for word in asked.split(",") if word.strip()])
+    chosen = list(blocks) or repeated(module)
+    if not chosen and isinstance(module, nn.Sequential):
+        chosen = list(module)
+    order = list(names)
+    kept = [m for m in chosen if any(p.requires_grad for p in m.parameters())]
+    return [names[id(m)] for m in sorted(kept, key=lambda m: order.index(id(m)))]
+
+
+def _of_classes(module: nn.Module, wanted: Sequence[str]) -> list[str]:
+    kinds = {type(inner).__name__ for inner in module.modules()}
+    for word in wanted:
+        if word not in kinds:
+            raise InputError(
+                f"fsdp.units={','.join(wanted)}: the model has no {word}; it has {', '.join(sorted(kinds))}"
+            )
+    return [
+        name
+        for name, inner in module.named_modules()
+        if name and type(inner).__name__ in wanted and any(True for _ in inner.parameters())
+    ]

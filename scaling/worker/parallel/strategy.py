@@ -128,12 +128,8 @@ class Parallelized(Protocol):
     optimizer: torch.optim.Optimizer
 
     @property
-    def units(self) -> list[str]:
-        """Names of what is sent together: buckets or sharded units."""
-
-    @property
     def buckets(self) -> list[int]:
-        """Bytes of these, in the order of reduction, once the first steps have settled them."""
+        """Bytes of the buckets or sharded units, in the order of reduction, once the first steps have settled them."""
 
     @property
     def accumulate(self) -> Callable[[bool], contextlib.AbstractContextManager[Any]]:

@@ -194,7 +194,8 @@ def compare(overrides, rank, groups, truth):
         found["waits"] = [sum(w.end - w.begin for w in waits if w.phase == p) / (end - begin) for p in (0, 1)]
         found["unsharded"] = detail.unsharded_bytes
         found["graphs of two"] = counters["stats"]["unique_graphs"]
-        found["units"], found["whole"] = made.units, made.buckets
+        units = [name or "root" for name, part in made.module.named_modules() if isinstance(part, FSDPModule)]
+        found["units"], found["whole"] = units, made.buckets
         found["left"] = sorted(k for u in made.module.modules() for k in vars(u) if k == "post_backward")
         found["held"] = made.bytes()
     return found

@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
@@ -208,7 +209,7 @@ def compare(name, overrides, rank, world, groups, way=""):
             rows, waits = take(0)
     found["rows"] = [[KINDS[r.kind], PHASES[r.phase], r.unit, r.bytes, r.group] for r in rows]
     found["keys"] = degrees.keys()
-    found["units"] = ours.units
+    found["units"] = [name for name, part in ours.module.named_modules() if isinstance(part, FSDPModule)]
     found["order"] = all(r.launch_ns <= r.done_ns and r.wait_ns <= r.resume_ns for r in rows)
     found["waits"] = len(waits)
     return found
