@@ -30,7 +30,6 @@ import torch.distributed as dist
 from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.worker.accelerator.clock import Clock, now_ns
-from scaling.worker.parallel.claims import nbytes_of
 from scaling.worker.parallel.guard import around, guarded, untraced
 from scaling.worker.parallel.strategy import phase_now
 
@@ -84,6 +83,13 @@ class Seen:
             start_ns=self.start,
             **fields,
         )
+
+
+def nbytes_of(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in lists; 0 for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(nbytes_of, value)) if isinstance(value, list | tuple) else 0
 
 
 def _first(value: Any) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from scaling.worker.parallel.claims import Claims
+from scaling.worker.parallel.waits import Claims
 
 KIB = [torch.zeros(256)]
 COMPUTES, SENDS, REDUCES = None, 7, 8
