@@ -5,13 +5,20 @@ and optimizers' step hooks mark their steps. Every backward passes torch's call 
 stands while it is open: it marks begin and end. A callback of the engine marks the end of backward's compute. It is
 queued by the first node, so it runs before the callback in which DDP waits for its last bucket. No value is changed,
 and no copy of the model has anything of it.
+
+The batches that the model is called with tell how many samples a step has, and whether the loop fetches the next one
+between forward and backward.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,20 +29,8 @@ from scaling.records.format import NO_TOKENS
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import Calls, Within, compiled, guarded
 from scaling.worker.parallel.torch_private import ENGINE
+from scaling.worker.probe import marks
 from scaling.worker.probe.any_loop import Followed
-from scaling.worker.probe.batches import Fetches, samples_of
-from scaling.worker.probe.marks import (
-    BACKWARD,
-    COMPUTE_END,
-    FORWARD,
-    FORWARD_END,
-    NAMED,
-    NEXT_MODEL,
-    OPTIMIZER,
-    OPTIMIZER_END,
-    SYNC_END,
-    Marks,
-)
 
 NAMES_MAX = 32
 """Names of phases that a loop has at most."""
@@ -65,7 +60,7 @@ class Phases:
         self._marking = False
         self.inside = False
         """Whether a step has begun and not ended."""
-        self.marks: Marks = []
+        self.marks: marks.Marks = []
         self.forward_end_ns = 0
         """Host time at which the last forward ended. DDP's ready times count from there."""
         self.forwards = self.samples = 0
@@ -132,7 +127,7 @@ class Phases:
                 return f"a loop has {NAMES_MAX} names at most"
             self.names.append(name)
         self._named = name
-        self._mark_named(NAMED)
+        self._mark_named(marks.NAMED)
         return ""
 
     def leave_named(self) -> None:
@@ -140,7 +135,7 @@ class Phases:
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
             if self._named and not self._depth:
-                self._mark_named(NAMED + 1)
+                self._mark_named(marks.NAMED + 1)
                 self._named = ""
 
     def _mark_named(self, kind: int) -> None:
@@ -170,11 +165,11 @@ class Phases:
             self.stepped = True
             self.optimizers[id(optimizer)] = optimizer
             if self._marking:
-                self.marks.append((OPTIMIZER, self._stamp()))
+                self.marks.append((marks.OPTIMIZER, self._stamp()))
 
     def _after_optimizer(self, *_arguments: Any) -> None:
         if self.inside and self._marking:
-            self.marks.append((OPTIMIZER_END, self._stamp()))
+            self.marks.append((marks.OPTIMIZER_END, self._stamp()))
 
     @contextlib.contextmanager
     def also(self, module: torch.nn.Module) -> Iterator[None]:
@@ -197,7 +192,7 @@ class Phases:
             return
         if self._marking:
             another = self._last not in (0, id(module))
-            self.marks.append((NEXT_MODEL if another else FORWARD, self._stamp()))
+            self.marks.append((marks.NEXT_MODEL if another else marks.FORWARD, self._stamp()))
             self._last = id(module)
         if torch.is_grad_enabled() and id(module) not in self._beside:
             self.forwards += 1
@@ -218,7 +213,7 @@ class Phases:
         if self._marking and self.inside and not self._calls and torch.is_grad_enabled():
             self.forward_end_ns = now_ns()
             if self._fetches.between > 1:
-                self.marks.append((FORWARD_END, self._stamp()))
+                self.marks.append((marks.FORWARD_END, self._stamp()))
 
     def _run_backward(self, run: Callable[..., Any], outputs: Any, *args: Any, **named: Any) -> Any:
         if self.looking and self.inside and not self._backwards:
@@ -227,7 +222,7 @@ class Phases:
         if not ours or threading.get_ident() != self._thread:
             return run(outputs, *args, **named)
         self._backwards = 1
-        self.marks.append((BACKWARD, self._stamp()))
+        self.marks.append((marks.BACKWARD, self._stamp()))
         queued: list[int] = []
 
         def at_begin(*_gradients: Any) -> None:
@@ -245,7 +240,103 @@ class Phases:
             if handle is not None:
                 handle.remove()
             self._backwards = 0
-            self.marks.append((SYNC_END, self._stamp()))
+            self.marks.append((marks.SYNC_END, self._stamp()))
 
     def _at_compute_end(self) -> None:
-        self.marks.append((COMPUTE_END, self._stamp()))
+        self.marks.append((marks.COMPUTE_END, self._stamp()))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in containers, such as a tokenizer's batch."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+_CHANNELS = (1, 3, 4)
+"""An image (channels, height, width) has so many channels."""
+
+
+def samples_of(args: Any, kwargs: Any) -> int:
+    """How many samples a model is called with: the first dimension of the first tensor, or a list's items; 0: unknown.
+
+    A list has a sample in each item if its tensors differ in their first dimension, if they are single images, or if
+    another list has as many items, with a mapping in each (the targets of torchvision's detection models).
+    """
+    given = [*args, *kwargs.values()]
+    for value in given:
+        tensors = [t for t in value if isinstance(t, torch.Tensor)] if isinstance(value, list) else []
+        if not tensors or len(tensors) != len(value):
+            continue
+        first = {t.size(0) if t.dim() else 0 for t in tensors}
+        images = all(t.dim() == 3 for t in tensors) and first <= set(_CHANNELS)
+        beside = [v for v in given if isinstance(v, list) and v is not value and len(v) == len(value)]
+        if len(first) > 1 or images or any(all(isinstance(x, Mapping) for x in v) for v in beside):
+            return len(value)
+        break
+    whole = next((t for t in _tensors(given) if t.dim()), None)
+    return 0 if whole is None else whole.size(0)
+
+
+class Fetches:
+    """Find out whether a loop fetches its next batch between forward and backward, as nanoGPT does.
+
+    It does if a tensor that a forward is called with was not there when the forward before began, and was when the
+    backward before began: as a variable of the function that calls the model.
+    """
+
+    def __init__(self) -> None:
+        self._place = 0
+        self._earlier: list[weakref.ref[torch.Tensor]] = []
+        self._new: list[weakref.ref[torch.Tensor]] = []
+        self.between = 0
+        """How many forwards took such a tensor."""
+
+    def before_forward(self, args: Any, kwargs: Any) -> None:
+        """Look at the tensors that a forward takes."""
+        given = {id(t) for t in _tensors([*args, *kwargs.values()])}
+        self.between += any(id(ref()) in given for ref in self._new)
+        self._place, tensors = _variables()
+        self._earlier, self._new = list(map(weakref.ref, tensors)), []
+
+    def before_backward(self) -> None:
+        """Look at the tensors that are there now."""
+        place, tensors = _variables()
+        if place == self._place:
+            before = {id(ref()) for ref in self._earlier}
+            self._new = [weakref.ref(t) for t in tensors if id(t) not in before]
+
+
+_NOT_THE_LOOP = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
+
+_LOOKS = frozenset(("locals", "vars"))
+_HELD_HERE = 3
+"""References to a frame's copy of its variables that nobody else holds: the frame's, ours, and the count's own."""
+
+
+def _variables() -> tuple[int, list[torch.Tensor]]:
+    """The function that has called torch, and the tensors among its variables."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_LOOP):
+        frame = frame.f_back
+    if frame is None:
+        return 0, []
+    in_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if in_function and not _LOOKS.isdisjoint(frame.f_code.co_names):
+        return id(frame), []  # what `locals()` gave to it would change, in Python before 3.13
+    variables = frame.f_locals
+    # Only by its type: to ask an object for its class may load what it stands for.
+    tensors = {name: v for name, v in list(variables.items()) if issubclass(type(v), torch.Tensor)}
+    if in_function and isinstance(variables, dict):  # a copy, which would keep them alive
+        if sys.getrefcount(variables) == _HELD_HERE:
+            variables.clear()
+        else:  # others look at this copy, too
+            for name in tensors:
+                del variables[name]
+    return id(frame), list(tensors.values())

@@ -13,7 +13,7 @@ from scaling.analysis.run import derive
 from scaling.records.paths import RunFolder
 from scaling.records.tables import in_memory
 from scaling.worker.probe.any_loop import Outermost
-from scaling.worker.probe.batches import samples_of
+from scaling.worker.probe.phases import samples_of
 
 SCRIPT = Path(__file__).with_name("any_ranks.py")
 RANKS = 2
