@@ -30,8 +30,7 @@ from scaling.worker.parallel.guard import Unseen, tell, words
 from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.baseline import Step
 from scaling.worker.probe.follow import follow
-from scaling.worker.probe.live import Log
-from scaling.worker.probe.recording import NAME_MAX, Options, Recording, as_count
+from scaling.worker.probe.recording import NAME_MAX, Log, Options, Recording, as_count
 
 SWITCH = "SCALING_PROBE"
 RUN_DIR = "SCALING_RUN_DIR"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scaling.records.format import StepRow
-from scaling.worker.probe.live import summary
+from scaling.worker.probe.recording import summary
 
 MS = 1_000_000
 

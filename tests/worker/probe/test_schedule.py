@@ -9,7 +9,6 @@ import pytest
 from scaling.records.format import SLOTS_WHOLE, StepRow, generation
 from scaling.settings.schedule import PLAIN, PROBE
 from scaling.worker.parallel.strategy import BUFFERS, Wait
-from scaling.worker.probe.live import summary
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of, slot_of
 from scaling.worker.probe.marks import (
     BACKWARD,
@@ -24,6 +23,7 @@ from scaling.worker.probe.marks import (
     step_row,
     unseen_forwards,
 )
+from scaling.worker.probe.recording import summary
 
 
 def test_a_round_has_every_arm_and_follows_the_one_before():
