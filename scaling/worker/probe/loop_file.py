@@ -1,6 +1,6 @@
 """One rank's records of a user's loop. The head with the plan is written once the loop has run a few steps.
 
-Describe an own loop as a plan, so that the analysis reads it as it reads a run.
+An own loop is described as a plan, so that the analysis reads it as it reads a run.
 
 Which steps of an own loop are recorded, and as which arm. The step's number decides, the same on every rank.
 
@@ -107,54 +107,6 @@ MEASURE = Measure(
 )
 
 
-def describe_loop(
-    followed: Followed,
-    agreement: Agreement,
-    *,
-    batch: int,
-    accumulation: int,
-    precision: str,
-    name: str | None = None,
-) -> Plan:
-    """One trial at the group's size. `batch`: samples per rank and step, 0 where unknown."""
-    device = next(followed.module.parameters()).device.type
-    ranks_per_host = max(Counter(agreement.hosts).values())
-    hosts = len(set(agreement.hosts))
-    settings = followed.settings()
-    copies = settings.get("parallel", Parallel()).mesh(agreement.world).data_parallel
-    spec = Spec(
-        model=Model(name=name or _name(followed.module), target="", args={}),
-        topology=Topology(
-            name=NAME,
-            kind="local",
-            hosts=hosts,
-            ranks_per_host=ranks_per_host,
-            device=device,
-            backend=followed.backend,
-        ),
-        world_sizes=(agreement.world,),
-        mode="weak",
-        batch_per_rank=batch,
-        global_batch=batch * copies,
-        precision=_tf32(precision, device),
-        measure=MEASURE,
-        accumulation_steps=accumulation,
-        threads=torch.get_num_threads(),
-        tracking=Tracking(mode="disabled"),
-        **settings,
-    )
-    trial = Trial(world_size=agreement.world, hosts=hosts, batch=batch)
-    return Plan(
-        schema=SCHEMA,
-        id=agreement.id,
-        created=agreement.created,
-        version=__version__,
-        spec=spec,
-        trials=(trial,),
-        source=OWN_LOOP,
-    )
-
-
 def _name(module: torch.nn.Module) -> str:
     if isinstance(module, torch.nn.ModuleList):  # stages of a pipeline
         return _name(module[0])
@@ -200,14 +152,15 @@ class LoopFile:
         batch: int | None,
         name: str | None = None,
     ) -> None:
-        """`batch`: samples per rank and step; None: the most frequent number in the first steps (`sample`).
+        """`batch`: samples per rank and step; None: the most frequent one of `samples`.
 
         `name`: what reports call the model; None: its class.
         """
         self._name = name
         self._followed, self._session, self._agreement = followed, session, agreement
         self._clocks, self._phases, self._batch = clocks, phases, batch
-        self._samples: Counter[int] = Counter()
+        self.samples: Counter[int] = Counter()
+        """How often a step had so many samples, while the usual number is unknown."""
         self._recorder: Recorder | None = None
         self.steps = 0
         """Steps so far, told before each block."""
@@ -218,10 +171,6 @@ class LoopFile:
     def begun(self) -> bool:
         """Whether there is a file yet."""
         return self._recorder is not None
-
-    def sample(self, count: int) -> None:
-        """Count a step's samples, while the usual number is unknown."""
-        self._samples[count] += 1
 
     def block(self, recorded: RecordedBlock) -> None:
         """Record a whole block of the loop; before the first one, the file's head."""
@@ -278,16 +227,8 @@ class LoopFile:
         """Write what is known of the loop only after a few steps."""
         self._phases.looking = False
         if self._batch is None:
-            self._batch = self._samples.most_common(1)[0][0] if self._samples else 0
-        plan = describe_loop(
-            self._followed,
-            self._agreement,
-            batch=self._batch,
-            accumulation=accumulation,
-            precision=self._phases.precision,
-            name=self._name,
-        )
-        session = self._session
+            self._batch = self.samples.most_common(1)[0][0] if self.samples else 0
+        plan, session = self._plan(self._batch, accumulation), self._session
         apart = {} if self._followed.sends_buffers else {"buffers_bytes": 0}
         session.record_environment(plan.spec, self._followed.module, **apart)
         groups: dict[int, Sequence[int]] = {session.world: range(session.world), 1: [session.rank]}
@@ -304,6 +245,42 @@ class LoopFile:
         self._clocks.look(FIRST_SLOT, self._waiting.append)  # for a loop that ends within its first round
         self._write()
         return self._recorder
+
+    def _plan(self, batch: int, accumulation: int) -> Plan:
+        """One trial at the group's size. `batch`: samples per rank and step, 0 where unknown."""
+        followed, agreement, world = self._followed, self._agreement, self._session.world
+        device, settings = self._session.device.type, followed.settings()
+        hosts, ranks_per_host = len(set(agreement.hosts)), max(Counter(agreement.hosts).values())
+        spec = Spec(
+            model=Model(name=self._name or _name(followed.module), target="", args={}),
+            topology=Topology(
+                name=NAME,
+                kind="local",
+                hosts=hosts,
+                ranks_per_host=ranks_per_host,
+                device=device,
+                backend=followed.backend,
+            ),
+            world_sizes=(world,),
+            mode="weak",
+            batch_per_rank=batch,
+            global_batch=batch * settings.get("parallel", Parallel()).mesh(world).data_parallel,
+            precision=_tf32(self._phases.precision, device),
+            measure=MEASURE,
+            accumulation_steps=accumulation,
+            threads=torch.get_num_threads(),
+            tracking=Tracking(mode="disabled"),
+            **settings,
+        )
+        return Plan(
+            schema=SCHEMA,
+            id=agreement.id,
+            created=agreement.created,
+            version=__version__,
+            spec=spec,
+            trials=(Trial(world_size=world, hosts=hosts, batch=batch),),
+            source=OWN_LOOP,
+        )
 
     def _write(self) -> None:
         while self._recorder is not None and self._waiting:

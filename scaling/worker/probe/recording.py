@@ -174,7 +174,7 @@ class Recording:
         phases.inside = False
         if failed or not phases.unfinished:
             if phases.looking:
-                self._file.sample(phases.samples)
+                self._file.samples[phases.samples] += 1
             self.pauses.end(self._track.steps, now_ns())
             self._track.end(failed=failed)
             self.pauses.since(now_ns())
