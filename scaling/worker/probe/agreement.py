@@ -47,9 +47,9 @@ POLL_S = 0.02
 
 def patience(groups: Sequence[Any], most: timedelta = WAIT) -> timedelta:
     """How long a rank may wait for others that went on training: half the time after which their collectives fail."""
-    limits = [most]
     if not (dist.is_available() and dist.is_initialized()):
         return most
+    limits = [most]
     for group in (dist.distributed_c10d._get_default_group(), *groups):  # noqa: SLF001
         for device in group._device_types:  # noqa: SLF001
             with contextlib.suppress(AttributeError, RuntimeError):  # a back end without options
@@ -65,9 +65,7 @@ class Agreement:
         self.members, self._wait = list(members), wait
         together = dist.is_available() and dist.is_initialized()  # one process alone needs no group
         self.rank, self.world = self.members.index(dist.get_rank() if together else 0), len(self.members)
-        everybody: Any = dist.HashStore()  # type: ignore[attr-defined]
-        if together:
-            everybody = default_store()
+        everybody: Any = default_store() if together else dist.HashStore()  # type: ignore[attr-defined]
         self._met = dist.PrefixStore(f"scaling/own/{self.members}", everybody)  # type: ignore[attr-defined]
         self.store: Any = None
         """Keys of this probe alone, once the ranks have met."""
@@ -153,16 +151,32 @@ class Agreement:
 
 
 def _decide(asked: Path | None, places: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """On rank 0: the ranks' hosts and kernels, and the launch's folder; else what is wrong, as `error`."""
+    """On rank 0: the ranks' hosts and kernels, and another launch in the requested folder, or in a new one.
+
+    Else what is wrong, as `error`.
+    """
+    now = dt.datetime.now(tz=dt.timezone.utc).astimezone()
     try:
         hosts, kernels = map(_numbered, zip(*places, strict=True))
-        return {"hosts": hosts, "kernels": kernels, **_place(asked)}
+        fresh = run_id(now, os.getcwd())  # noqa: PTH109
+        folder = RunFolder((asked or default_folder(fresh)).absolute())
+        if folder.plan.exists():
+            return {"error": f"run_dir={asked}: holds a run that `scaling run` made; name another folder"}
+        launches = folder.launches()
     except ScalingError as error:
         return {"error": str(error)}
     except (OSError, ValueError) as error:  # a removed working directory, a path that is none
         raise_from_signal(error)
         why = getattr(error, "strerror", None) or error
         return {"error": f"rank 0 cannot choose a folder ({why}); name one with run_dir"}
+    return {
+        "hosts": hosts,
+        "kernels": kernels,
+        "path": str(folder.path),
+        "launch": launches[-1].index + 1 if launches else 0,
+        "id": fresh,
+        "created": now.isoformat(timespec="seconds"),
+    }
 
 
 def _numbered(names: Sequence[str]) -> list[int]:
@@ -176,22 +190,6 @@ def _network() -> str:
     with let_go(OSError):
         return str(Path("/proc/self/ns/net").readlink())
     return ""
-
-
-def _place(asked: Path | None) -> dict[str, Any]:
-    """Where rank 0 would write: another launch in the requested folder, or a new folder."""
-    now = dt.datetime.now(tz=dt.timezone.utc).astimezone()
-    fresh = run_id(now, os.getcwd())  # noqa: PTH109
-    folder = RunFolder((asked or default_folder(fresh)).absolute())
-    if folder.plan.exists():
-        return {"error": f"run_dir={asked}: holds a run that `scaling run` made; name another folder"}
-    launches = folder.launches()
-    return {
-        "path": str(folder.path),
-        "launch": launches[-1].index + 1 if launches else 0,
-        "id": fresh,
-        "created": now.isoformat(timespec="seconds"),
-    }
 
 
 def _make(folder: LaunchFolder) -> str:

@@ -164,8 +164,8 @@ class LoopFile:
         self._recorder: Recorder | None = None
         self.steps = 0
         """Steps so far, told before each block."""
-        self._waiting: list[ClockRecord | PauseRecord] = []
-        """Comparisons of clocks from before the file existed, and pauses since the last round."""
+        self.waiting: list[ClockRecord | PauseRecord] = []
+        """Comparisons of clocks and pauses, until they are written between two rounds, where that disturbs no block."""
 
     @property
     def begun(self) -> bool:
@@ -184,12 +184,8 @@ class LoopFile:
 
         Every rank decides by the slot's number alone, since one without a file has to take part too.
         """
-        self._clocks.look(slot, self._waiting.append)
+        self._clocks.look(slot, self.waiting.append)
         self._write()
-
-    def pause(self, record: PauseRecord) -> None:
-        """Record a pause or a long step, between two rounds, where writing disturbs no block."""
-        self._waiting.append(record)
 
     def end(self, error: BaseException | None, steps: int) -> None:
         """Record how the loop ended; `error` is the exception that ended it, if any."""
@@ -242,7 +238,7 @@ class LoopFile:
             **process_start(),
         )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)
-        self._clocks.look(FIRST_SLOT, self._waiting.append)  # for a loop that ends within its first round
+        self._clocks.look(FIRST_SLOT, self.waiting.append)  # for a loop that ends within its first round
         self._write()
         return self._recorder
 
@@ -283,5 +279,5 @@ class LoopFile:
         )
 
     def _write(self) -> None:
-        while self._recorder is not None and self._waiting:
-            self._recorder.note(self._waiting.pop(0))
+        while self._recorder is not None and self.waiting:
+            self._recorder.note(self.waiting.pop(0))

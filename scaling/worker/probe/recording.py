@@ -149,7 +149,7 @@ class Recording:
             followed, self._session, agreement, clocks, self._phases, batch=options.batch, name=options.name
         )
         self._undo.append(self._file.close)
-        pauses = self.pauses = Pauses(self._file.pause, retries_of(device.torch_device))
+        pauses = self.pauses = Pauses(self._file.waiting.append, retries_of(device.torch_device))
         self._undo.append(lambda: pauses.close(self._track.steps))
         self._told: list[Live | Logged] = [Live()] if options.live and not agreement.rank else []
         if options.log is not None:
