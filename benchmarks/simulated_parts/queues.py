@@ -25,7 +25,7 @@ from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
 from scaling.records.tables import Tables, in_memory
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.probe import any_loop
+from scaling.worker.probe import follow
 
 LATE_MS = 20.0
 PRODUCT_US, LATENCY_US, GB_S = 700, 20, 2.0
@@ -143,7 +143,7 @@ def _old_stamps() -> Iterator[None]:
     with (
         patch.object(Tap, "_stamp_end", end),
         patch.object(Tap, "_stamp_start", lambda *_: None),
-        patch.object(any_loop, "withheld", lambda *_: ""),
+        patch.object(follow, "withheld", lambda *_: ""),
     ):
         yield
 

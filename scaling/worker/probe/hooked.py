@@ -33,7 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scaling.plain import one_line
 from scaling.worker.parallel.guard import Calls, Guard, Within, guarded, tell, words
-from scaling.worker.probe.any_loop import Outermost, size_of
+from scaling.worker.probe.follow import Outermost, size_of
 from scaling.worker.probe.probe import Probe
 
 _FEW = "the training ended before a step could be recorded; train for more steps (60 or more)"

@@ -37,7 +37,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.parallel.guard import words
 from scaling.worker.probe.agreement import FIRST_SLOT, Agreement, Clocks
-from scaling.worker.probe.any_loop import Followed
+from scaling.worker.probe.follow import Followed
 from scaling.worker.probe.phases import Phases
 from scaling.worker.session.session import Session, cores_of_host
 

@@ -30,7 +30,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import Calls, Within, compiled, guarded
 from scaling.worker.parallel.torch_private import ENGINE
 from scaling.worker.probe import marks
-from scaling.worker.probe.any_loop import Followed
+from scaling.worker.probe.follow import Followed
 
 NAMES_MAX = 32
 """Names of phases that a loop has at most."""

@@ -27,9 +27,8 @@ import torch.distributed as dist
 from scaling.errors import InputError, ScalingError, let_go, raise_from_signal
 from scaling.plain import one_line
 from scaling.worker.parallel.guard import Unseen, tell, words
-from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.baseline import Step
-from scaling.worker.probe.follow import follow
+from scaling.worker.probe.follow import Outermost, follow
 from scaling.worker.probe.recording import NAME_MAX, Log, Options, Recording, as_count
 
 SWITCH = "SCALING_PROBE"

@@ -29,9 +29,8 @@ from scaling.worker.parallel.guard import Guard, tell, words
 from scaling.worker.parallel.streams import find
 from scaling.worker.parallel.tap import HOST_BACKENDS
 from scaling.worker.probe.agreement import Agreement, Clocks, patience
-from scaling.worker.probe.any_loop import stages_of
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
-from scaling.worker.probe.follow import follow
+from scaling.worker.probe.follow import follow, stages_of
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.pauses import Pauses, retries_of
 from scaling.worker.probe.phases import Phases

@@ -127,9 +127,9 @@ def of_two_minds(rank, world, folder):
 
     from simulated_parts import queues
 
-    from scaling.worker.probe import any_loop
+    from scaling.worker.probe import follow
 
-    with patch.object(any_loop, "withheld", lambda *_: "disturbs" if rank else ""):
+    with patch.object(follow, "withheld", lambda *_: "disturbs" if rank else ""):
         queues.loop(rank, world, folder, "DDP", 8, late_ms=0, wait_us=0, old=False)
 
 

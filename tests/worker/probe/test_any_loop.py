@@ -12,7 +12,7 @@ from scaling.analysis.quality.untracked_traffic import UNSEEN
 from scaling.analysis.run import derive
 from scaling.records.paths import RunFolder
 from scaling.records.tables import in_memory
-from scaling.worker.probe.any_loop import Outermost
+from scaling.worker.probe.follow import Outermost
 from scaling.worker.probe.phases import samples_of
 
 SCRIPT = Path(__file__).with_name("any_ranks.py")
