@@ -122,10 +122,8 @@ class Followed:
 
 
 def _innermost(module: torch.nn.Module) -> torch.nn.Module:
-    seen = {id(module)}
-    while isinstance(within := getattr(module, "module", None), torch.nn.Module):
-        if id(within) in seen:  # a model without a wrapper that names itself
-            break
+    seen = {id(module)}  # a model without a wrapper may name itself
+    while isinstance(within := getattr(module, "module", None), torch.nn.Module) and id(within) not in seen:
         module = within
         seen.add(id(module))
     return module

@@ -157,10 +157,8 @@ class Pauses:
         if len(walls) < KNOWN or more <= max(LONG * usual, LONG_SPREADS * (usual - walls[len(walls) // 4])):
             return {"": self._gap} if self._paused else {}
         if spent:  # a save gathers and makes files around what is recognised
-            kind, around_it = (
-                max(spent, key=lambda name: spent[name]),
-                self._gap if self._gap > named else more,
-            )
+            kind = max(spent, key=lambda name: spent[name])
+            around_it = self._gap if self._gap > named else more
             return spent | {kind: spent[kind] + max(0, min(around_it, more) - named)}
         retried, self._retried = self._retried, self._retries()
         if self._collected > more / 2:

@@ -125,7 +125,7 @@ class Track:
         if failed:
             self.drop()
             self._phases.forwards = 0
-        block = self._open
+        block, over = self._open, None
         if block is None:
             self._since = 0
         else:
@@ -134,7 +134,10 @@ class Track:
             told = self._phases.tokens, self._phases.squared
             block.rows.append(_Row(self._begin, self._since, self._phases.marks, sent, waits, *told))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
-        over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
+            if len(block.rows) == block.planned.steps:
+                block.usage.end = over = Reading.take()
+                self._stop_recording()
+                self._whole.append(block)
         if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
             self._next(over)
 
@@ -182,22 +185,13 @@ class Track:
         self._window = contextlib.ExitStack()
         self._window.enter_context(self._clock.window(2 * ROUND_STEPS * each))
 
-    def _close(self) -> Reading:
-        assert self._open is not None
-        self._open.usage.end = over = Reading.take()
-        self._stop_recording()
-        self._whole.append(self._open)
-        self._open = None
-        return over
-
     def _stop_recording(self) -> None:
         self._recording.close()
-        self._take = _nothing
+        self._open, self._take = None, _nothing
 
     def drop(self) -> None:
         """Give up the block that is running, if there is one."""
         self._stop_recording()
-        self._open = None
         self._since = 0
 
     def _write(self) -> None:
