@@ -28,24 +28,20 @@ _TAG = 0x5CA1
 _Ended: TypeAlias = "Future[None]"
 
 
-def exchange(
-    received: Mapping[int, torch.Tensor], sent: Mapping[int, torch.Tensor], group: dist.ProcessGroup
-) -> Exchange:
-    """Begin to receive into and to send contiguous tensors of the host's memory.
-
-    They are by the other rank's place in the group, all of whose ranks begin their exchanges in the same order.
-    """
-    works = [group.recv([tensor], rank, _TAG) for rank, tensor in received.items()]
-    works += [group.send([tensor], rank, _TAG) for rank, tensor in sent.items()]
-    return Exchange(works, group.group_name)
-
-
 class Exchange(dist.Work):
     """Messages on their way. They proceed on the back end's threads."""
 
-    def __init__(self, works: list[dist.Work], group: str) -> None:
+    def __init__(
+        self, received: Mapping[int, torch.Tensor], sent: Mapping[int, torch.Tensor], group: dist.ProcessGroup
+    ) -> None:
+        """Begin to receive into and to send contiguous tensors of the host's memory.
+
+        They are by the other rank's place in the group, all of whose ranks begin their exchanges in the same order.
+        """
         super().__init__()
-        self._works, self._group = works, group
+        self._works = [group.recv([tensor], rank, _TAG) for rank, tensor in received.items()]
+        self._works += [group.send([tensor], rank, _TAG) for rank, tensor in sent.items()]
+        self._group = group.group_name
         self._ended: _Ended | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002  # the group's counts
@@ -99,7 +95,6 @@ def _end(works: list[dist.Work], ended: _Ended) -> None:
 # torch 2.13 renamed them; the older names still exist there and warn.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_PAIR = 2
 
 _gathers: dict[str, weakref.WeakSet[dist.Work]] = {}
 """All-gathers that are not waited for yet, by the name of their group."""
@@ -112,7 +107,7 @@ def gather_in_rings(group: Any, hosts: Sequence[int]) -> None:
 
     There a ring sends less between hosts than ranks that send each other their parts. Every rank of the group says so.
     """
-    if len(hosts) > _PAIR and 1 < len(set(hosts)) < len(hosts):
+    if len(hosts) > 2 and 1 < len(set(hosts)) < len(hosts):
         _rings.add(group.group_name)
 
 
@@ -141,7 +136,7 @@ def _exchange_parts(whole: torch.Tensor, part: torch.Tensor, group: Any, *, asyn
 
     def begin() -> Exchange:
         others = [rank for rank in range(n) if rank != mine]
-        begun = exchange({r: parts[r] for r in others}, dict.fromkeys(others, part), group)
+        begun = Exchange({r: parts[r] for r in others}, dict.fromkeys(others, part), group)
         if parts[mine].data_ptr() != part.data_ptr():
             parts[mine].copy_(part.view(-1))
         return begun
@@ -167,7 +162,7 @@ def reduce_scatter(output: torch.Tensor, whole: torch.Tensor, group: Any, *, mea
         for gather in list(_gathers.pop(group.group_name, ())):
             gather.wait()
         others = [rank for rank in range(n) if rank != mine]
-        begun = exchange({r: received[r] for r in others}, {r: parts[r] for r in others}, group)
+        begun = Exchange({r: received[r] for r in others}, {r: parts[r] for r in others}, group)
         received[mine] = parts[mine]
         return begun
 

@@ -93,8 +93,7 @@ class Watch:
         self._gathered, self._reduced, self._turns = {}, [], []
         for unit, group in enumerate(self._groups):
             for name in _REPLACED:
-                method = getattr(self, f"_{name}")
-                stand = functools.partial(method, group, unit)
+                stand = functools.partial(getattr(self, f"_{name}"), group, unit)
                 setattr(group, name, around(getattr(group, name), stand))
         try:
             yield
@@ -254,15 +253,12 @@ class UnitProbe(Detail):
         return rows
 
     def _row(self, seq: int, seen: Seen) -> CollectiveRow:
-        of_layers = self._of_layers(seen)
+        # Divided layers sent what is waited for and is no unit's. A device's tokens are below 0.
+        of_layers = self._divided_layers > 0 and seen.unit < 0 and seen.wait != 0
         phase = seen.phase if of_layers or seen.unit >= 0 else _OTHER
         unit = len(self._sizes) if of_layers else seen.unit
         key, waited = self._key(seen.group), {"wait_ns": seen.wait, "resume_ns": seen.resume}
         return seen.row(seq, key, phase=phase, unit=unit, **waited)
-
-    def _of_layers(self, seen: Seen) -> bool:
-        """Whether divided layers sent it: it is waited for, and is no unit's. A device's tokens are below 0."""
-        return self._divided_layers > 0 and seen.unit < 0 and seen.wait != 0
 
     def _key(self, group: Any) -> int:
         """0: it is none of the strategy's communicators."""

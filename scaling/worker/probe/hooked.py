@@ -118,9 +118,9 @@ class Hooked:
         self._optimizer = list(self._stepped)[-1]  # the last one ends a step
         mine = max(self._stepped.values(), key=lambda models: size_of(models[0]))
         others = [model for models in self._stepped.values() for model in models]
-        ends, self._ends = self._ends, []
-        self._forget()
-        self._models, self._ends = list(dict.fromkeys((*mine, *others))), ends
+        outermost.close()
+        self._outermost = None
+        self._models = list(dict.fromkeys((*mine, *others)))
         self._attach()
 
     def _through_step(self, step: Callable[..., Any], optimizer: Any, *args: Any, **named: Any) -> Any:

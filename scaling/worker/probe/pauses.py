@@ -203,13 +203,11 @@ class Pauses:
         with self.named(kind, told=kind == ASYNC_SAVE):
             result = call(*args, **named)
         if kind == ASYNC_SAVE:
-            self._saving(getattr(result, "upload_completion", result))
+            save = [now_ns(), 0, 0, 0]
+            self._saves.append(save)
+            future = getattr(result, "upload_completion", result)
+            future.add_done_callback(lambda _done: save.__setitem__(1, now_ns()))
         return result
-
-    def _saving(self, future: Any) -> None:
-        save = [now_ns(), 0, 0, 0]
-        self._saves.append(save)
-        future.add_done_callback(lambda _done: save.__setitem__(1, now_ns()))
 
 
 def retries_of(device: torch.device) -> Callable[[], int]:
