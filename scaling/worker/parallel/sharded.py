@@ -171,7 +171,7 @@ class Sharded:
         self._divided = divided
         self._keys, self._device = keys, device
         groups = [group for unit in units for group in param_groups(unit)]
-        self.buckets = [sum(whole_bytes(p) for p in group.fsdp_params) for group in groups]
+        self.buckets = list(map(whole_bytes, groups))
         self._replicated = any(group._is_hsdp for group in groups)  # noqa: SLF001
         self._watch = Watch(groups, device.clock.stamp, host=host)
 

@@ -90,10 +90,9 @@ def param_groups(unit: Any) -> list[Any]:
     return list(groups) if groups is not None else [g for g in (state._fsdp_param_group,) if g]  # noqa: SLF001
 
 
-def whole_bytes(parameter: Any) -> int:
-    """Size of a parameter of FSDP in all ranks that share it together."""
-    size: torch.Size = parameter._orig_size  # noqa: SLF001
-    return size.numel() * parameter.sharded_param.element_size()  # type: ignore[no-any-return]
+def whole_bytes(group: Any) -> int:
+    """Size of a parameter group of FSDP in all ranks that share it together."""
+    return sum(p._orig_size.numel() * p.sharded_param.element_size() for p in group.fsdp_params)  # noqa: SLF001
 
 
 @functools.cache

@@ -216,11 +216,10 @@ class Baseline:
         alone_probe = SoloProbe(wrapper, self._device)
         buckets = bucket_bytes(self._ddp)
         sizes = sorted({*SWEEP, max(buckets, default=0) // 4 * 4})
-        self._exchange.reserve(max(sizes))
         backend = dist.get_backend(self._ddp.process_group)
         sweep = [[message] for message in messages([ALL_REDUCE], sizes, backend, repeats=SMALL_REPEATS)]
         replay = [[Message(ALL_REDUCE, size) for size in buckets]] * REPLAYS
-        try:
+        with self._exchange.reserved(max(sizes)):
             for _ in range(rounds):
                 self._rounds += 1
                 for index, (arm, alone) in enumerate(self._order()):
@@ -234,8 +233,6 @@ class Baseline:
                             self._steps(step, solo, steps, alone_probe)
                         else:
                             self._steps(step, bare, steps, Detail())
-        finally:
-            self._exchange = Exchange(self._device)  # release its buffers, which the training may need
 
     def _order(self) -> list[tuple[str, int]]:
         """(arm, rank that runs alone or -1) of each block of this round, the same on every rank."""

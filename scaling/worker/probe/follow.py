@@ -264,7 +264,7 @@ class ShardedModel(Followed):
 
     def sizes(self) -> list[int]:
         """Bytes of each unit, whole."""
-        return [sum(whole_bytes(p) for p in group.fsdp_params) for group in self._groups]
+        return list(map(whole_bytes, self._groups))
 
     def groups(self) -> Mapping[int, Sequence[int]]:
         """The communicators of the mesh's axes, and those that torch made beside them."""

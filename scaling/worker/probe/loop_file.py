@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -191,22 +190,20 @@ class LoopFile:
         """Record how the loop ended; `error` is the exception that ended it, if any."""
         if self._recorder is None:
             return
-        if error is None:
-            error = getattr(sys, "last_value", None)  # when called at the process' exit
         fine = error is None or (isinstance(error, SystemExit) and not error.code)
         text = "" if error is None or fine else words(error).partition("\n")[0]
         state, blocks = "done" if fine else "failed", self._recorder.blocks
         self._write()
         self._recorder.note(EndRecord(state=state, steps=steps, error=text, blocks=blocks))
 
-    def where(self, steps: int, folder: Path | None) -> str:
+    def where(self, steps: int, folder: Path) -> str:
         """Where the run is and how to read it, after the last step; or why there is none."""
         if self._recorder is None:
             few = f"the loop ended after {steps} steps, before the first round of ten was whole"
             return f"nothing was recorded: {few}; train for more steps (60 or more)"
         place = folder
         with let_go():  # it is elsewhere, or the working directory is gone
-            place = folder and folder.relative_to(Path.cwd())
+            place = folder.relative_to(Path.cwd())
         return f"`scaling analyze {place}` reports the run"
 
     def forget(self) -> None:

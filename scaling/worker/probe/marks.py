@@ -23,7 +23,7 @@ def behind(marks: Sequence[Window]) -> list[Window]:
     ]
 
 
-def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int, str]]:
+def pieces(begin: int, marks: Sequence[Window], end: int) -> list[tuple[int, int, str]]:
     """A step's time from begin to end, as (begin, end, phase) in order; `host`: none of the four phases.
 
     The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
@@ -138,12 +138,7 @@ def _apart(windows: Iterable[Window], others: Sequence[Window] = ()) -> list[Win
     return covered
 
 
-def step_row(
-    begin: int,
-    marks: Sequence[tuple[int, int]],
-    end: int,
-    waits: Sequence[Wait] = (),
-) -> StepRow | None:
+def step_row(begin: int, marks: Sequence[Window], end: int, waits: Sequence[Wait] = ()) -> StepRow | None:
     """The row of a step, from its marks as host times, ns; None where no backward was seen.
 
     `waits`: windows in which the rank waited for communication. They count once where they overlap, and in the phase

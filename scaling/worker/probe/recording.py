@@ -246,8 +246,9 @@ class Recording:
                 "no optimizer stepped inside step(), and nothing was reduced: a step is one optimizer step"
             )
             self._say(only_micro if self._phases.unfinished else never_entered)
-        fine = error is None and getattr(sys, "last_value", None) is None
-        if fine or self._device.torch_device.type == "cpu":
+        if error is None:
+            error = getattr(sys, "last_value", None)  # when called at the process' exit
+        if error is None or self._device.torch_device.type == "cpu":
             self._track.stop()
         else:  # the device may have failed, or wait for peers that never come, so do not wait for it
             self._track.abandon()
@@ -271,13 +272,19 @@ class Recording:
             return why
         if not self._file.begun or self._depth:
             return "it is called between steps, after the first few"
+        ddp, members = self._followed.root, self._agreement.members
+        assert isinstance(ddp, DistributedDataParallel)  # of others no_baseline says why not
         self._phases.elsewhere += 1  # the gap before the next step is not input
         self._track.begin(paused=True)
         self._phases.inside = False
         self._aside = True
         try:
             with self.pauses.named(BASELINE):
-                self._measure(step, rounds, steps, restore)
+                self._baseline = self._baseline or Baseline(
+                    ddp, self._session, members, self._phases, self.record
+                )
+                compiled = self._model is not ddp
+                self._baseline.run(restore, step, rounds=rounds, steps=steps, compiled=compiled)
         except SharedStepError as error:  # on every rank
             why = f"{error}; the training goes on"
         except (Aborted, TimeoutError) as error:  # another rank failed; this one goes on recording
@@ -288,15 +295,6 @@ class Recording:
             self._aside = False
         self._phases.elsewhere += 1
         return why
-
-    def _measure(self, step: Step, rounds: int, steps: int, restore: Sequence[Any]) -> None:
-        ddp, session = self._followed.root, self._session
-        # of others no_baseline says why not
-        assert isinstance(ddp, DistributedDataParallel)
-        members = self._agreement.members
-        self._baseline = self._baseline or Baseline(ddp, session, members, self._phases, self.record)
-        compiled = self._model is not ddp
-        self._baseline.run(restore, step, rounds=rounds, steps=steps, compiled=compiled)
 
 
 EVERY_S = 10.0
