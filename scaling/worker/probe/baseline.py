@@ -13,7 +13,7 @@ import copy
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,83 +48,67 @@ from scaling.worker.session.session import Session
 
 
 class State:
-    """A copy of the training's state on its devices, as large as weights, gradients and optimizer state together."""
+    """A copy of the training's state on its devices, as large as weights, gradients and optimizer state together.
+
+    Optimizers are not asked to load their state: that would cast tensors to the parameters' type and device, such as
+    moments in fp32 or counts on the host.
+    """
 
     def __init__(
         self, module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], others: Iterable[Any]
     ) -> None:
         """`others` have `state_dict` and `load_state_dict`, like a grad scaler or a schedule."""
-        self._tensors = [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
-        self._gradients = [
-            (p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in module.parameters()
+        self._tensors = [_kept(tensor) for tensor in (*module.parameters(), *module.buffers())]
+        self._gradients = [(parameter, _kept(parameter.grad)) for parameter in module.parameters()]
+        self._optimizers = [
+            (
+                optimizer,
+                {key: _kept(state) for key, state in optimizer.state.items()},
+                [
+                    (group["params"], {name: _kept(v) for name, v in group.items() if name != "params"})
+                    for group in optimizer.param_groups
+                ],
+            )
+            for optimizer in optimizers
         ]
-        self._optimizers = [_Optimizer(optimizer) for optimizer in optimizers]
         self._stateful = [(x, copy.deepcopy(x.state_dict())) for x in others]
         self._random = [(put, get()) for get, put in _generators()]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore everything, bit by bit. This can be done again, for instance where it failed half way."""
-        for tensor, saved in self._tensors:
-            tensor.copy_(saved)
-        for parameter, gradient, values in self._gradients:
-            parameter.grad = gradient  # the same tensor object: DDP may keep its gradients in it
-            if gradient is not None and values is not None:
-                gradient.copy_(values)
-        for optimizer in self._optimizers:
-            optimizer.restore()
+        for restored in self._tensors:
+            restored()
+        for parameter, restored in self._gradients:
+            parameter.grad = restored()  # the same tensor object: DDP may keep its gradients in it
+        for optimizer, states, groups in self._optimizers:
+            _refilled(optimizer.state, states)
+            for group, (parameters, values) in zip(optimizer.param_groups, groups, strict=True):
+                _refilled(group, values)["params"] = parameters
         for thing, document in self._stateful:
             thing.load_state_dict(document)
         for put, state in self._random:
             put(state)
 
 
-class _Optimizer:
-    """An optimizer's state and settings, restored into the same tensors.
-
-    `load_state_dict` would cast tensors to the parameters' type and device, such as moments in fp32 or counts on the
-    host.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._its = optimizer
-        # Some optimizers keep more in it than a dictionary per parameter, for instance a count.
-        self._state = [
-            (key, state, _Values(state if isinstance(state, dict) else {"": state}))
-            for key, state in optimizer.state.items()
-        ]
-        self._groups = [
-            (g["params"], _Values({k: v for k, v in g.items() if k != "params"}))
-            for g in optimizer.param_groups
-        ]
-
-    def restore(self) -> None:
-        """Restore the state; newer entries are removed."""
-        self._its.state.clear()
-        for key, state, values in self._state:
-            if isinstance(state, dict):
-                state.clear()
-                self._its.state[key] = values.restored(state)
-            else:
-                self._its.state[key] = values.restored({})[""]
-        for group, (parameters, values) in zip(self._its.param_groups, self._groups, strict=True):
-            group.clear()
-            values.restored(group)["params"] = parameters
+def _kept(value: Any) -> Callable[[], Any]:
+    """Copy a value. Returns what gives it back as it was; tensors and dictionaries are the same objects as before."""
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().clone()
+        return lambda: value.copy_(tensor)
+    if isinstance(value, dict):
+        values = {name: _kept(each) for name, each in value.items()}
+        return lambda: _refilled(value, values)
+    copied = copy.deepcopy(value)
+    return lambda: copy.deepcopy(copied)
 
 
-class _Values:
-    """Copies of named values. Tensors are kept beside their copies, to be restored in place."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._tensors = {k: (v, v.detach().clone()) for k, v in values.items() if isinstance(v, torch.Tensor)}
-        self._others = copy.deepcopy({k: v for k, v in values.items() if k not in self._tensors})
-
-    def restored(self, into: dict[str, Any]) -> dict[str, Any]:
-        """`into` with the saved values; tensors are the same objects as before."""
-        for name, (tensor, saved) in self._tensors.items():
-            into[name] = tensor.copy_(saved)
-        into.update(copy.deepcopy(self._others))
-        return into
+def _refilled(into: Any, values: Mapping[Any, Callable[[], Any]]) -> Any:
+    """A dictionary with these values alone, as they were."""
+    restored = {name: value() for name, value in values.items()}
+    into.clear()
+    into.update(restored)
+    return into
 
 
 def _generators() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
