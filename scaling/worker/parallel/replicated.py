@@ -13,10 +13,11 @@ from scaling.settings.run import Spec
 from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
-from scaling.worker.parallel.buckets import STAMPS_A_LAYER, BucketDetail
 from scaling.worker.parallel.ddp import (
+    STAMPS_A_LAYER,
     WIRE,
     Bare,
+    BucketDetail,
     Norms,
     accumulating,
     bucket_bytes,

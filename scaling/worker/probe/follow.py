@@ -28,8 +28,7 @@ from scaling.records.format import DISTURBS
 from scaling.settings.parallel import OWN, PIPELINED, REST, Fsdp, Mesh, Parallel, Pipeline
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.buckets import BucketDetail
-from scaling.worker.parallel.ddp import Norms, bucket_bytes, sends_buffers, settings_of
+from scaling.worker.parallel.ddp import BucketDetail, Norms, bucket_bytes, sends_buffers, settings_of
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.guard import Guard, guarded
 from scaling.worker.parallel.guard import compiled as is_compiled

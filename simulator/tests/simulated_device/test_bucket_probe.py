@@ -22,7 +22,7 @@ def _probed(rank, world):
     from torch.nn.parallel import DistributedDataParallel
 
     from scaling.worker.accelerator.clock import resolve_collective
-    from scaling.worker.parallel.buckets import BucketDetail
+    from scaling.worker.parallel.ddp import BucketDetail
     from scaling.worker.parallel.streams import find
     from scaling.worker.parallel.tap import Tap
     from scaling_simulator.accelerator import SimulatedAccelerator

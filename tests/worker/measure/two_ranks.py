@@ -18,8 +18,7 @@ from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
-from scaling.worker.parallel.buckets import BucketDetail
-from scaling.worker.parallel.ddp import bucket_bytes, sends_buffers
+from scaling.worker.parallel.ddp import BucketDetail, bucket_bytes, sends_buffers
 from scaling.worker.parallel.groups import make_groups
 from scaling.worker.parallel.strategy import done_in_time
 from scaling.worker.parallel.tap import Tap

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.probe import ReadyTimes
-from scaling.worker.parallel.buckets import BucketDetail
-from scaling.worker.parallel.ddp import bucket_bytes, register
+from scaling.worker.parallel.ddp import BucketDetail, bucket_bytes, register
 from scaling.worker.parallel.groups import make_groups
 from scaling.worker.parallel.tap import Tap
 
