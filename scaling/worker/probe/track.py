@@ -125,7 +125,8 @@ class Track:
         if failed:
             self.drop()
             self._phases.forwards = 0
-        block, over = self._open, None
+        over: Reading | None = None
+        block = self._open
         if block is None:
             self._since = 0
         else:
