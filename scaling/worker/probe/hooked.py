@@ -71,7 +71,13 @@ class Hooked:
             yield
         finally:
             Guard.told = None
-            self._forget()
+            if self._outermost is not None:
+                self._outermost.close()
+            for calls in self._calls:
+                calls.remove()
+            while self._ends:  # the last one first: they may stand around one function
+                self._ends.pop().remove()
+            self._outermost, self._models, self._calls = None, [], []
             self._handle.remove()
 
     def close(self, error: BaseException | None) -> None:
@@ -81,15 +87,6 @@ class Hooked:
         elif error is None and os.environ.get("RANK", "0") == "0":
             few = f"its optimizer stepped {'once' if self._stepped else 'never'} behind a forward with gradients"
             tell(f"scaling: Probe: no training was seen: {few}; nothing was recorded")
-
-    def _forget(self) -> None:
-        if self._outermost is not None:
-            self._outermost.close()
-        for calls in self._calls:
-            calls.remove()
-        while self._ends:  # the last one first: they may stand around one function
-            self._ends.pop().remove()
-        self._outermost, self._models, self._calls = None, [], []
 
     def _fail(self, error: Exception) -> None:
         """Follow nothing from here on."""
