@@ -70,14 +70,11 @@ class Watch:
 
     def streams(self) -> list[Any]:
         """Those on which an accelerator's collectives are started, once a forward has made them."""
+        if self._host:
+            return []
         contexts = {id(group.comm_ctx): group.comm_ctx for group in self._groups}.values()
         names = ("all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
-        return [
-            getattr(context, name)
-            for context in contexts
-            for name in names
-            if not self._host and hasattr(context, name)
-        ]
+        return [getattr(each, name) for each in contexts for name in names if hasattr(each, name)]
 
     def take(self) -> list[Turn]:
         """The turns that were waited for since the last call."""

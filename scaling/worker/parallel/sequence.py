@@ -85,9 +85,8 @@ class Parts:
         """Take this rank's part of the sum over ranks: a reduce-scatter."""
         chunk = -(-whole.shape[1] // self._ranks)
         missing = chunk * self._ranks - whole.shape[1]
-        rows = (_filled(whole, missing) if missing else whole).reshape(
-            whole.shape[0], self._ranks, chunk, *whole.shape[2:]
-        )
+        whole = _filled(whole, missing) if missing else whole
+        rows = whole.reshape(whole.shape[0], self._ranks, chunk, *whole.shape[2:])
         rows = rows.transpose(0, 1).contiguous().flatten(0, 1)
         if not self._host:
             part = _OPS.reduce_scatter_tensor(rows, "sum", self._ranks, self._group.group_name)

@@ -59,9 +59,9 @@ def done_in_time(row: CollectiveRow, step: StepRow) -> CollectiveRow:
     Torch wakes who waits for a collective before it calls back, so a host's stamp of the end may come too late.
     """
     latest = step.sync_end_ns if row.phase in (FORWARD, BACKWARD) else step.end_ns
-    return (
-        row if row.done_ns <= latest else row._replace(done_ns=latest, resume_ns=min(row.resume_ns, latest))
-    )
+    if row.done_ns <= latest:
+        return row
+    return row._replace(done_ns=latest, resume_ns=min(row.resume_ns, latest))
 
 
 Behind = Sequence[tuple[int, int]]

@@ -408,7 +408,6 @@ class Outermost:
 
 def size_of(model: torch.nn.Module) -> tuple[int, int]:
     """Elements of its parameters, and its modules: of a sharded model and its only unit the model is the larger."""
-    numbers = (
-        getattr(p, "ds_numel", 0) or p.numel() for p in model.parameters()
-    )  # ZeRO-3's are empty between uses
+    # ZeRO-3's are empty between uses.
+    numbers = (getattr(p, "ds_numel", 0) or p.numel() for p in model.parameters())
     return sum(numbers), sum(1 for _ in model.modules())

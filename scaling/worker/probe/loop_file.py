@@ -74,12 +74,8 @@ def round_of(slot: int) -> tuple[Planned, ...]:
     random.Random(f"own/{slot}").shuffle(order)
     blocks: list[Planned] = []
     first = WARMUP + slot * ROUND_STEPS
-    for index, (arm, detailed, steps) in enumerate(order):
-        blocks.append(
-            Planned(
-                id=slot * len(_ARMS) + index, round=slot, arm=arm, detailed=detailed, first=first, steps=steps
-            )
-        )
+    for number, (arm, detailed, steps) in enumerate(order, slot * len(_ARMS)):
+        blocks.append(Planned(id=number, round=slot, arm=arm, detailed=detailed, first=first, steps=steps))
         first += steps
     return tuple(blocks)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from scaling.records.format import StepRow
 from scaling.worker.parallel.strategy import BUFFERS, Wait
@@ -18,9 +18,7 @@ Window = tuple[int, int]
 
 def behind(marks: Sequence[Window]) -> list[Window]:
     """End of backward's compute and of backward, of each backward of a step."""
-    return [
-        (computed, whole) for (kind, computed), (_, whole) in itertools.pairwise(marks) if kind == COMPUTE_END
-    ]
+    return [(computed, whole) for (kind, computed), (_, whole) in pairwise(marks) if kind == COMPUTE_END]
 
 
 def pieces(begin: int, marks: Sequence[Window], end: int) -> list[tuple[int, int, str]]:
@@ -88,17 +86,14 @@ def _named_apart(marks: Sequence[Window], end: int) -> tuple[Marks, list[tuple[i
     """
     kinds = [kind for kind, _ in marks]
     named, left_out = [], set[int]()
-    for first, last in itertools.pairwise(
-        [*(k for k, kind in enumerate(kinds) if kind >= NAMED), len(marks)]
-    ):
+    for first, last in pairwise([*(k for k, kind in enumerate(kinds) if kind >= NAMED), len(marks)]):
         if kinds[first] % 2:
             continue
         inside, then = kinds[first + 1 : last], next((kind for kind in kinds[last:] if kind < NAMED), None)
         forward = then == BACKWARD and inside[-1:] in ([FORWARD], [NEXT_MODEL], [FORWARD_END])
         left_out |= {first, last} if forward or BACKWARD in inside else set(range(first + 1, last))
-        named.append(
-            (marks[first][1], marks[last][1] if last < len(marks) else end, (kinds[first] - NAMED) // 2)
-        )
+        left = marks[last][1] if last < len(marks) else end
+        named.append((marks[first][1], left, (kinds[first] - NAMED) // 2))
     return [mark for k, mark in enumerate(marks) if k not in left_out], named
 
 

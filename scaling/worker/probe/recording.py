@@ -137,15 +137,13 @@ class Recording:
         before, Guard.told = Guard.told, self._failed
         self._undo.append(lambda: setattr(Guard, "told", before))
         called, *more = stages_of(self._model) or [self._model]
-        self._phases = Phases(followed, called, (*more, *self._beside), device.clock.stamp)
-        self._undo.append(self._phases.close)
-        self._track = Track(
-            self._phases, lambda: followed.detail(device), device, self.record, self._withheld
-        )
+        phases = self._phases = Phases(followed, called, (*more, *self._beside), device.clock.stamp)
+        self._undo.append(phases.close)
+        self._track = Track(phases, lambda: followed.detail(device), device, self.record, self._withheld)
         self._track.between = self._between
         self._undo.append(self._track.drop)
         self._file = LoopFile(
-            followed, self._session, agreement, clocks, self._phases, batch=options.batch, name=options.name
+            followed, self._session, agreement, clocks, phases, batch=options.batch, name=options.name
         )
         self._undo.append(self._file.close)
         pauses = self.pauses = Pauses(self._file.waiting.append, retries_of(device.torch_device))
@@ -390,11 +388,9 @@ class Logged:
         for key in keys:
             self._store.delete_key(key)
         late_ms = max(computed) - statistics.median_low(computed)
-        late = late_ms > LATE * step_ms
-        return {
-            "scaling/late_rank": computed.index(max(computed)) if late else -1,
-            "scaling/late_ms": late_ms if late else 0.0,
-        }
+        if late_ms <= LATE * step_ms:
+            return {"scaling/late_rank": -1, "scaling/late_ms": 0.0}
+        return {"scaling/late_rank": computed.index(max(computed)), "scaling/late_ms": late_ms}
 
     def _write(self, figures: dict[str, float], number: int) -> None:
         if hasattr(self._log, "add_scalar"):
