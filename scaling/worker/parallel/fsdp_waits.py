@@ -26,7 +26,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.guard import around
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Detail
 from scaling.worker.parallel.tap import Seen, Tap
-from scaling.worker.parallel.torch_private import awaited_buffer, last_reductions
+from scaling.worker.parallel.torch_private import awaited_buffer, last_reductions, whole_bytes
 from scaling.worker.parallel.waits import Waits
 
 _ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
@@ -58,6 +58,8 @@ class Watch:
         `weighs`: add up what is gathered in the first step of a block, which then has to go untimed.
         """
         self._groups, self._stamp, self._host, self._weighing = groups, stamp, host, weighs
+        self.sizes = list(map(whole_bytes, groups))
+        """Bytes of each unit, whole."""
         self._tap: Tap | None = None
         self._gathered: dict[int, Turn] = {}
         """Gathers that nobody has waited for yet, by unit."""
@@ -215,7 +217,6 @@ class UnitProbe(Detail):
         self,
         watch: Watch,
         keys: Mapping[str, int],
-        sizes: Sequence[int],
         device: Accelerator,
         *,
         others: Mapping[tuple[int, ...], int] | None = None,
@@ -227,10 +228,11 @@ class UnitProbe(Detail):
         `others`: of those that torch made by itself, by their ranks. `divided_layers`: layers that are divided over
         ranks; what these send is a unit of its own behind the others. `waits`: as `Detail` takes it.
         """
-        super().__init__(waits, stamps=STAMPS_A_UNIT * (len(sizes) + divided_layers), waits_behind=False)
+        units = len(watch.sizes) + divided_layers
+        super().__init__(waits, stamps=STAMPS_A_UNIT * units, waits_behind=False)
         self._others = others or {}
         self._divided_layers = divided_layers
-        self._watch, self._keys, self._sizes = watch, dict(keys), sizes
+        self._watch, self._keys = watch, dict(keys)
         self._tap = Tap(device.clock)
 
     @contextlib.contextmanager
@@ -253,7 +255,7 @@ class UnitProbe(Detail):
         # Divided layers sent what is waited for and is no unit's. A device's tokens are below 0.
         of_layers = self._divided_layers > 0 and seen.unit < 0 and seen.wait != 0
         phase = seen.phase if of_layers or seen.unit >= 0 else _OTHER
-        unit = len(self._sizes) if of_layers else seen.unit
+        unit = len(self._watch.sizes) if of_layers else seen.unit
         key, waited = self._key(seen.group), {"wait_ns": seen.wait, "resume_ns": seen.resume}
         return seen.row(seq, key, phase=phase, unit=unit, **waited)
 
@@ -265,7 +267,7 @@ class UnitProbe(Detail):
         return self._keys[name]
 
     def _turn(self, seq: int, turn: Turn) -> CollectiveRow:
-        row = CollectiveRow(seq, turn.kind, 1, self._sizes[turn.unit], turn.launch, 0, 0)
+        row = CollectiveRow(seq, turn.kind, 1, self._watch.sizes[turn.unit], turn.launch, 0, 0)
         return row._replace(phase=turn.phase, unit=turn.unit, wait_ns=turn.wait, resume_ns=turn.wait)
 
     @property

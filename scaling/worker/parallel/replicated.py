@@ -18,7 +18,6 @@ from scaling.worker.parallel.ddp import (
     WIRE,
     Bare,
     BucketDetail,
-    Norms,
     accumulating,
     bucket_bytes,
     register,
@@ -52,19 +51,19 @@ class Replicas:
         solo: Group,
         device: Accelerator,
     ) -> None:
-        self._bare = Bare(module, alone=solo.data, compiles=spec.compile)
-        self._whole, self._ddp, self.module = module, spec.ddp, self._bare.module
-        self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
+        bare = Bare(module, alone=solo.data, compiles=spec.compile)
+        self._whole, self._ddp, self.module, self.norms = module, spec.ddp, bare.module, bare.norms
+        self.optimizer, self.device, self._group, self._solo = optimizer, device, group, solo
         self.wire_dtype = WIRE.get(spec.ddp.comm_hook, torch.float32)
 
     def apply(self, use: str, *, alone: bool, sync: bool = True) -> Replicated:
         """A new wrapper."""
         group = self._solo if alone else self._group
-        rewind(self._device)
+        rewind(self.device)
         ddp = wrap(self.module(use), self._ddp, group.data, sync=sync)
-        self._bare.norms.over(group.data)
+        self.norms.over(group.data)
         register(ddp, self._ddp.comm_hook, group.data)
-        return Replicated(ddp, self._optimizer, group, self._device, self._bare.norms, alone=alone)
+        return Replicated(self, ddp, group, alone)
 
     def free(self) -> None:
         """A wrapper goes with its last reference."""
@@ -79,22 +78,12 @@ class Replicas:
 class Replicated:
     """A wrapper as the loop trains it."""
 
-    def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
-        group: Group,
-        device: Accelerator,
-        norms: Norms,
-        *,
-        alone: bool,
-    ) -> None:
-        """`norms`: layers that wait for other ranks. `alone`: over one rank."""
+    def __init__(self, strategy: Replicas, ddp: DistributedDataParallel, group: Group, alone: bool) -> None:
+        """`alone`: over one rank."""
         self.module: torch.nn.Module = ddp
-        self._ddp = ddp
-        self.optimizer, self._group, self._device = optimizer, group, device
+        self._ddp, self._group, self._alone = ddp, group, alone
+        self.optimizer, self._device, self._norms = strategy.optimizer, strategy.device, strategy.norms
         self.accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] = accumulating(ddp)
-        self._norms, self._alone = norms, alone
 
     @property
     def buckets(self) -> list[int]:

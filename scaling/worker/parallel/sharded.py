@@ -34,7 +34,7 @@ from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
-from scaling.worker.parallel.torch_private import param_groups, reduces_alone, shard_fused_sgd, whole_bytes
+from scaling.worker.parallel.torch_private import param_groups, reduces_alone, shard_fused_sgd
 from scaling.worker.parallel.waits import Waits
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -171,9 +171,9 @@ class Sharded:
         self._divided = divided
         self._keys, self._device = keys, device
         groups = [group for unit in units for group in param_groups(unit)]
-        self.buckets = list(map(whole_bytes, groups))
         self._replicated = any(group._is_hsdp for group in groups)  # noqa: SLF001
         self._watch = Watch(groups, device.clock.stamp, host=host)
+        self.buckets = self._watch.sizes
 
     @contextlib.contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
@@ -205,7 +205,6 @@ class Sharded:
         units = UnitProbe(
             self._watch,
             self._keys,
-            self.buckets,
             self._device,
             others=self._others,
             divided_layers=self._divided.layers,

@@ -259,7 +259,7 @@ class ShardedModel(Followed):
         by_key, keys = mesh.made_by_torch(place, self._fsdp), mesh.keys()
         others = {tuple(self.members[r] for r in ranks): key for key, ranks in by_key.items()}
         names = {group.group_name: keys.get(axis, 1) for axis, group in self._over.items()}
-        return UnitProbe(watch, names, self.sizes(), device, others=others)
+        return UnitProbe(watch, names, device, others=others)
 
     def sizes(self) -> list[int]:
         """Bytes of each unit, whole."""
