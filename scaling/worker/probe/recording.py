@@ -48,8 +48,6 @@ ASTRAY = 8
 PATIENCE = timedelta(seconds=300)
 """Longest time that a rank waits for another in a baseline. Compiling, or a few steps of one rank alone, may take
 minutes. Peers that went on training instead wait in their next collective meanwhile (agreement.patience)."""
-
-
 Log = Any
 """Takes figures by name, as `wandb.log` does, or has `add_scalar`, as a SummaryWriter has."""
 
