@@ -278,7 +278,7 @@ class Probe:
 
     def _leave_phase(self, _failed: bool) -> None:
         if recording := self._active:
-            recording.leave_phase()
+            recording.phases.leave_named()
 
     @_quiet
     def pause(self, name: str) -> contextlib.AbstractContextManager[Any]:

@@ -135,7 +135,7 @@ class Recording:
         before, Guard.told = Guard.told, self._failed
         self._undo.append(lambda: setattr(Guard, "told", before))
         called, *more = stages_of(self._model) or [self._model]
-        phases = self._phases = Phases(followed, called, (*more, *self._beside), device.clock.stamp)
+        phases = self.phases = Phases(followed, called, (*more, *self._beside), device.clock.stamp)
         self._undo.append(phases.close)
         self._track = Track(phases, lambda: followed.detail(device), device, self.record, self._withheld)
         self._track.between = self._between
@@ -155,8 +155,8 @@ class Recording:
         self._depth += 1
         if self._depth > 1:
             self._say("step() inside step(): the inner one is left out; a step is one optimizer step")
-        elif self._phases.unfinished:
-            self._phases.inside = True
+        elif self.phases.unfinished:
+            self.phases.inside = True
         else:
             self._track.begin(paused=self._paused())
 
@@ -165,7 +165,7 @@ class Recording:
         self._depth -= 1
         if self._depth:
             return
-        phases = self._phases
+        phases = self.phases
         phases.inside = False
         if failed or not phases.unfinished:
             if phases.looking:
@@ -182,24 +182,20 @@ class Recording:
             self._say("tokens() is called inside step(); what is told outside of it is left out")
             return
         try:
-            self._phases.add_tokens(as_count(given), as_count(squared))
+            self.phases.add_tokens(as_count(given), as_count(squared))
         except ValueError as error:
             self._say(f"tokens() is left out: {error}")
 
     def enter_phase(self, name: Any) -> None:
         """Begin a named phase of the step that runs. What cannot be one is said once and left out."""
         text = one_line(name)[:NAME_MAX] if isinstance(name, str) else ""
-        why = "" if self._aside else self._phases.enter_named(text)
+        why = "" if self._aside else self.phases.enter_named(text)
         if why:
             self._say(f"phase() is left out: {why}")
 
-    def leave_phase(self) -> None:
-        """Leave it."""
-        self._phases.leave_named()
-
     def _paused(self) -> bool:
         """Whether the loop did something else since the last step: another forward, or a far longer gap than usual."""
-        phases = self._phases
+        phases = self.phases
         if phases.astray >= ASTRAY and self._track.steps:
             self._say(
                 "the model trains outside of step(): put `with probe.step():` around every training step"
@@ -241,7 +237,7 @@ class Recording:
             only_micro = (
                 "no optimizer stepped inside step(), and nothing was reduced: a step is one optimizer step"
             )
-            self._say(only_micro if self._phases.unfinished else never_entered)
+            self._say(only_micro if self.phases.unfinished else never_entered)
         if error is None:
             error = getattr(sys, "last_value", None)  # when called at the process' exit
         if error is None or self._device.torch_device.type == "cpu":
@@ -270,14 +266,14 @@ class Recording:
             return "it is called between steps, after the first few"
         ddp, members = self._followed.root, self._agreement.members
         assert isinstance(ddp, DistributedDataParallel)  # of others no_baseline says why not
-        self._phases.elsewhere += 1  # the gap before the next step is not input
+        self.phases.elsewhere += 1  # the gap before the next step is not input
         self._track.begin(paused=True)
-        self._phases.inside = False
+        self.phases.inside = False
         self._aside = True
         try:
             with self.pauses.named(BASELINE):
                 self._baseline = self._baseline or Baseline(
-                    ddp, self._session, members, self._phases, self.record
+                    ddp, self._session, members, self.phases, self.record
                 )
                 compiled = self._model is not ddp
                 self._baseline.run(restore, step, rounds=rounds, steps=steps, compiled=compiled)
@@ -289,7 +285,7 @@ class Recording:
             why = f"{why_not(error)}; the training goes on"
         finally:
             self._aside = False
-        self._phases.elsewhere += 1
+        self.phases.elsewhere += 1
         return why
 
 
