@@ -22,7 +22,7 @@ class ScalingCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def __init__(self, **options: Any) -> None:
         """`options`: run_dir, name, batch, live, log; figures go into the Trainer's own W&B run by default."""
         self._probe = Probe(**{"log": _into_wandb, **options})
-        self._step: contextlib.AbstractContextManager[Any] | None = None
+        self._step = contextlib.ExitStack()
 
     def on_train_begin(self, *_state: Any, **_more: Any) -> None:
         """Look for the model from the first step on."""
@@ -30,14 +30,11 @@ class ScalingCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     def on_step_begin(self, *_state: Any, **_more: Any) -> None:
         """Begin an optimizer's step."""
-        self._step = self._probe.step()
-        self._step.__enter__()
+        self._step.enter_context(self._probe.step())
 
     def on_step_end(self, *_state: Any, **_more: Any) -> None:
         """End it."""
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
+        self._step.close()
 
     def on_evaluate(self, *_state: Any, **_more: Any) -> None:
         """What came behind the step was an evaluation."""
