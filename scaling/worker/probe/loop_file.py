@@ -157,8 +157,6 @@ class LoopFile:
         self.samples: Counter[int] = Counter()
         """How often a step had so many samples, while the usual number is unknown."""
         self._recorder: Recorder | None = None
-        self.steps = 0
-        """Steps so far, told before each block."""
         self.waiting: list[ClockRecord | PauseRecord] = []
         """Comparisons of clocks and pauses, until they are written between two rounds, where that disturbs no block."""
 
@@ -167,9 +165,9 @@ class LoopFile:
         """Whether there is a file yet."""
         return self._recorder is not None
 
-    def block(self, recorded: RecordedBlock) -> None:
-        """Record a whole block of the loop; before the first one, the file's head."""
-        recorder = self._recorder or self._begin(recorded.block.accumulation)
+    def block(self, recorded: RecordedBlock, steps: int) -> None:
+        """Record a whole block of the loop, after so many steps; before the first one, the file's head."""
+        recorder = self._recorder or self._begin(recorded.block.accumulation, steps)
         batch = self._batch or 0
         block = dataclasses.replace(recorded.block, world_size=self._session.world, batch=batch)
         recorder.block(dataclasses.replace(recorded, block=block))
@@ -212,7 +210,7 @@ class LoopFile:
             with let_go():
                 self._recorder.close()
 
-    def _begin(self, accumulation: int) -> Recorder:
+    def _begin(self, accumulation: int, steps: int) -> Recorder:
         """Write what is known of the loop only after a few steps."""
         self._phases.looking = False
         if self._batch is None:
@@ -227,7 +225,7 @@ class LoopFile:
             plan=files.encode(plan),
             cores=cores_of_host(),
             buckets=self._followed.sizes(),
-            steps_before=steps_before(self._phases.optimizers.values(), self.steps),
+            steps_before=steps_before(self._phases.optimizers.values(), steps),
             **process_start(),
         )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)

@@ -212,8 +212,7 @@ class Recording:
 
     def record(self, recorded: RecordedBlock) -> None:
         """Write a whole block."""
-        self._file.steps = self._track.steps
-        self._file.block(recorded)
+        self._file.block(recorded, self._track.steps)
         for each in self._told:
             each.add(recorded)
 
