@@ -143,9 +143,6 @@ def step_row(begin: int, marks: Sequence[Window], end: int, waits: Sequence[Wait
     ends = [at for kind, at in marks if kind == SYNC_END]
     if not ends:
         return None
-    spent = dict.fromkeys(("input", "forward", "backward", "optimizer", "host"), 0)
-    for first, last, phase in parts:
-        spent[phase] += last - first
     last_update = max((at for kind, at in marks if kind == OPTIMIZER_END and at < ends[-1]), default=begin)
     after = behind(marks)
     apart = [window for window in after if window[1] > last_update]  # others are of another model's update
@@ -155,12 +152,11 @@ def step_row(begin: int, marks: Sequence[Window], end: int, waits: Sequence[Wait
         for wait in waits
         if wait.phase == BUFFERS and any(first <= wait.begin <= last for first, last in forwards)
     ]
-    rest = _apart(
-        [*((wait.begin, wait.end) for wait in waits), *(pair for pair in after if pair not in apart)],
-        [*apart, *buffers],
-    )
-    waited = dict.fromkeys(spent, 0)
+    rest = _apart([*((wait.begin, wait.end) for wait in waits), *after], [*apart, *buffers])
+    spent = dict.fromkeys(("input", "forward", "backward", "optimizer", "host"), 0)
+    waited = spent.copy()
     for first, last, phase in parts:
+        spent[phase] += last - first
         waited[phase] += _overlap(first, last, rest)
     compute_end = next((computed for computed, whole in apart if whole == ends[-1]), ends[-1])
     return StepRow(
