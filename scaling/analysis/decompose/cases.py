@@ -23,7 +23,8 @@ from scaling.analysis.results import (
     Measured,
     TrainingCase,
 )
-from scaling.analysis.statistics.rounds import MS, Rounds, drawn, percentiles, resampling_weights
+from scaling.analysis.statistics.resampling import drawn, resampling_weights
+from scaling.analysis.statistics.rounds import MS, Rounds, percentiles
 from scaling.records.tables import Tables, in_memory
 from scaling.settings.cases import FITS, LATENCY, THROUGHPUT, TRAINING, Case, Largest, cases, step
 from scaling.settings.plan import LEFT_OUT, Outcome, Plan

@@ -23,7 +23,8 @@ from scaling.analysis.decompose.quantities import OWN_PHASES, TrialRecords
 from scaling.analysis.decompose.stragglers import FLOOR, most_grown
 from scaling.analysis.quality.untracked_traffic import hides_waits
 from scaling.analysis.results import Drift, Measured
-from scaling.analysis.statistics.rounds import MS, Floats, among, student, units
+from scaling.analysis.statistics.resampling import units
+from scaling.analysis.statistics.rounds import MS, Floats, among, student
 from scaling.hardware.nvml import REASONS
 from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan

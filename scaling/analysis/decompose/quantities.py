@@ -17,7 +17,8 @@ import polars as pl
 
 from scaling.analysis.network.links import bus_factor
 from scaling.analysis.network.replay import Program, Replay
-from scaling.analysis.statistics.rounds import Floats, Rounds, units
+from scaling.analysis.statistics.resampling import units
+from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.tables import Frame, in_memory
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, PLAIN, PROBE

@@ -32,7 +32,7 @@ class ByRank:
     values: Mapping[str, Floats]
     """By phase, rounds x R, ns; NaN where a round lacks it."""
     weights: Floats
-    """S x rounds (statistics.rounds.resampling_weights)."""
+    """S x rounds (statistics.resampling.resampling_weights)."""
 
     @classmethod
     def of(cls, values: Mapping[str, Floats], weights: Floats) -> ByRank:
@@ -111,7 +111,7 @@ class Source:
     units: int
     """Independent units behind the numbers: rounds, or launches where there are enough of them."""
     groups: int
-    """Groups of units that were resampled separately (scaling.analysis.statistics.rounds.drawn)."""
+    """Groups of units that were resampled separately (scaling.analysis.statistics.resampling.drawn)."""
     plain: Floats  # S
     whole: Phases  # S: a rank alone with the batch of all ranks (strong scaling), or with its own
     shared: bool

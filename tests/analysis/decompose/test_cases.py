@@ -8,7 +8,8 @@ import pytest
 
 from scaling.analysis.decompose.cases import _kneed, _throughput, _with_efficiency, whole_rounds
 from scaling.analysis.results import InferenceCase, Measured
-from scaling.analysis.statistics.rounds import percentiles, resampling_weights
+from scaling.analysis.statistics.resampling import resampling_weights
+from scaling.analysis.statistics.rounds import percentiles
 
 SHARES = (0.5, 0.9, 0.99)
 

@@ -10,7 +10,8 @@ import pytest
 
 from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.statistics.rounds import UNITS_ENOUGH, Rounds, units
+from scaling.analysis.statistics.resampling import UNITS_ENOUGH, units
+from scaling.analysis.statistics.rounds import Rounds
 from scaling.settings.plan import OWN_LOOP
 from scaling.settings.run import Ddp
 

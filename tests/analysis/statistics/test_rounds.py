@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from scaling.analysis.results import Measured
+from scaling.analysis.statistics.resampling import drawn, resampling_weights
 from scaling.analysis.statistics.rounds import (
     MS,
     Rounds,
     chance,
-    drawn,
     equal_arms_apart,
     level_of_each,
-    resampling_weights,
 )
 
 EXPERIMENTS = 2000
