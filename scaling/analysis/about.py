@@ -105,24 +105,26 @@ def quality(
 
 def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     """The efficiency's half-width at the largest world size, and what the next smaller one would take."""
-    given = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
+    given = [
+        (p.world_size, p.efficiency, half)
+        for p in points
+        if p.world_size > 1 and p.efficiency and (half := p.efficiency.half_width) is not None
+    ]
     if not given:
         return ()
-    efficiency = given[-1].efficiency
-    assert efficiency is not None
-    assert efficiency.half_width is not None
-    half, units = efficiency.half_width * 100, efficiency.n
-    at = f"efficiency at {given[-1].world_size} ranks is"
+    world_size, efficiency, half = given[-1]
+    points_off, units = half * 100, efficiency.n
+    at = f"efficiency at {world_size} ranks is"
     many = len(tables.launches)
     # From LAUNCHES_MIN launches on, the launches are resampled, and more rounds would not help.
     unit = "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
     if not efficiency.tells:
         return (f"{at} {UNKNOWN}: {units} {unit} were too few or too uneven",)
-    text = f"{at} known to ±{two_digits(half)} points from {units} {unit}"
-    target = next((width for width in TARGETS if width < half / 1.2), None)
+    text = f"{at} known to ±{two_digits(points_off)} points from {units} {unit}"
+    target = next((width for width in TARGETS if width < points_off / 1.2), None)
     if target is None:
         return (text,)
-    more = math.ceil(units * (half / target) ** 2)
+    more = math.ceil(units * (points_off / target) ** 2)
     if more > contention.MORE_MOST * units:
         return (f"{text}, too uneven to say how many would do",)
     took_s = span_ns(tables.blocks) / 1e9 / units

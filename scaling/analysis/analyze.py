@@ -50,12 +50,8 @@ from scaling.settings.schedule import OF_NONE, PLAIN
 
 def analyze(run: RunRecords, ending: Ending) -> Analysis:
     """All of analysis.json."""
-    plan, spec = run.plan, run.plan.spec
-    apart = own_loop.other_batches(run.tables, plan) if plan.kind.followed else ()
-    whole = run.tables
-    beside = {n: pauses.beside(run.within(n), plan) for n in run.counted} if plan.kind.followed else {}
-    run = run.usable
-    tables, counted = run.tables, run.counted
+    everything, run = run, run.usable
+    plan, spec, tables, counted = run.plan, run.plan.spec, run.tables, run.counted
     within = {n: run.within(n) for n in counted}
     records = {n: run.trial(n) for n in counted}
     compared = {
@@ -69,14 +65,11 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
     unused |= few
     over = base_world_size(plan, records)
 
-    def base(trial: Trial) -> TrialRecords | None:
+    def base(n: int) -> TrialRecords | None:
         """The trial that is the baseline, from the launches that the trial itself is read from."""
-        first = next((t for t in plan.trials if t.world_size == over), None)
-        if (spec.mode != "strong" and over == 1) or first is None or trial.world_size == over > 1:
+        if (spec.mode != "strong" and over == 1) or over not in counted or n == over > 1:
             return None
-        if counted[trial.world_size] == counted[over]:
-            return records[over]
-        return run.trial(over, launches_of=trial.world_size)
+        return records[over] if counted[n] == counted[over] else run.trial(over, launches_of=n)
 
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
@@ -92,33 +85,25 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
         n = trial.world_size
         sweep, link, level = _sweep(within[n], plan, trial, records[n], clock_bound)
         levels += [level] if level else []
-        points.append(
-            point(
-                records[n],
-                plan,
-                status=status[n],
-                warmup_steps=warmup.get(n),
-                base=base(trial),
-                base_world_size=over,
-                sweep=sweep,
-                link=link,
-                clock_bound_ns=clock_bound,
-                fed_ns=max((r.fed_ns.get(n, -1) for r in tables.ranks if r.rank < n), default=-1),
-                cores=cores,
-                memory=ending.memory.get(n, PeakMemory()),
-            )
+        at_size = point(
+            records[n],
+            plan,
+            status=status[n],
+            warmup_steps=warmup.get(n),
+            base=base(n),
+            base_world_size=over,
+            sweep=sweep,
+            link=link,
+            clock_bound_ns=clock_bound,
+            fed_ns=max((r.fed_ns.get(n, -1) for r in tables.ranks if r.rank < n), default=-1),
+            cores=cores,
+            memory=ending.memory.get(n, PeakMemory()),
         )
-    if plan.kind.followed:
-        points = [
-            dataclasses.replace(pauses.with_goodput(p, whole, plan), pauses=paused, stalls=stalls)
-            for p in points
-            for paused, stalls in [beside[p.world_size]]
-        ]
-    points = [
-        dataclasses.replace(p, drifts=drifts(records[n], within[n], plan))
-        for p in points
-        for n in [p.world_size]
-    ]
+        if plan.kind.followed:
+            paused, stalls = pauses.beside(everything.within(n), plan)
+            at_size = pauses.with_goodput(at_size, everything.tables, plan)
+            at_size = dataclasses.replace(at_size, pauses=paused, stalls=stalls)
+        points.append(dataclasses.replace(at_size, drifts=drifts(records[n], within[n], plan)))
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
     if ending.ranks_per_device == 1:  # ranks that share a device are no machine of so many devices
         fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))
@@ -137,7 +122,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             tuple(points),
             (
                 *launch_sentences(counted, tables),
-                *apart,
+                *(own_loop.other_batches(everything.tables, plan) if plan.kind.followed else ()),
                 *base_warning(over, spec.mode),
                 *memory.clock_warnings(points, spec),
                 *nccl_causes.warnings(fabric, spec),
@@ -200,55 +185,38 @@ def _verdicts(
         ranks_per_device=ending.ranks_per_device,
         torch=ending.torch,
     )
-    listed = [
-        v
-        for p in points
-        for v in with_input(
-            verdicts(
-                p,
-                plan,
-                by_size.get(p.world_size),
-                gain(p.world_size),
-                fabric.nccl_group(p.world_size),
-                host,
-                fabric.levels,
-            ),
-            p,
-            plan,
-        )
-    ]
-    buffers_share = untracked_traffic.share_in_buffers(tables) if ending.buffers_bytes else 0.0
+    listed: tuple[Verdict, ...] = ()
     for p in points:
-        listed = list(
-            invariants.without_contradicted(listed, invariants.contradictions(p, buffers_share), p.world_size)
-        )
-        listed = list(untracked_traffic.without_late(listed, run.usable.trial(p.world_size)))
+        n = p.world_size
+        causes = verdicts(p, plan, by_size.get(n), gain(n), fabric.nccl_group(n), host, fabric.levels)
+        listed += with_input(causes, p, plan)
+    buffers_share = untracked_traffic.share_in_buffers(tables) if ending.buffers_bytes else 0.0
+    trials = [run.trial(p.world_size) for p in points]
+    for p, trial in zip(points, trials, strict=True):
+        clashes = invariants.contradictions(p, buffers_share)
+        listed = invariants.without_contradicted(listed, clashes, p.world_size)
+        listed = untracked_traffic.without_late(listed, trial)
     detailed = {p.world_size for p in points if p.loss_by_kind}
-    listed = [details.with_reason(v, unused, detailed) for v in listed]
+    listed = tuple(details.with_reason(v, unused, detailed) for v in listed)
     if plan.kind.followed:
-        listed = [own_loop.in_code(v) for v in listed]
+        listed = tuple(own_loop.in_code(v) for v in listed)
     else:
-        listed = [_and_why_undecided(v, tables, points, ending) for v in listed]
-    trials = [run.usable.trial(p.world_size) for p in points]
-    listed = list(untracked_traffic.bounded(tuple(listed), tables, trials))
+        listed = tuple(_and_why_undecided(v, tables, points, ending) for v in listed)
+    listed = untracked_traffic.bounded(listed, tables, trials)
     doubts = (
         *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
         *untracked_traffic.doubts(tables, plan, ending.buffers_bytes),
     )
     if not doubts:
-        return tuple(listed)
+        return listed
     return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in listed)
 
 
 def _and_why_undecided(verdict: Verdict, tables: Tables, points: Sequence[Point], ending: Ending) -> Verdict:
     """With what the machine's noise hides, where it is why no cause is named."""
     point = at(verdict.world_size, points)
-    if (
-        point is None
-        or point.efficiency is None
-        or not verdict.evidence
-        or not verdict.evidence[0].startswith(NOISE)
-    ):
+    noisy = bool(verdict.evidence) and verdict.evidence[0].startswith(NOISE)
+    if point is None or point.efficiency is None or not noisy:
         return verdict
     round_s = span_ns(tables.blocks) / 1e9 / point.efficiency.n
     why = contention.unquiet(point, round_s, ending.stolen)
@@ -267,14 +235,13 @@ def of_strategies(tables: Tables, plan: Plan) -> tuple[RunRecords, ...]:
     strategies = plan.spec.strategies
     if len(strategies) == 1:
         return (RunRecords(tables, dataclasses.replace(plan, spec=strategies[0])),)
-    return tuple(_of_strategy(tables, plan, k) for k in range(len(strategies)))
-
-
-def _of_strategy(tables: Tables, plan: Plan, k: int) -> RunRecords:
-    others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
-    keys, on = in_memory(others.select("launch", "block").unique()).lazy(), ["launch", "block"]
-    kept = {name: getattr(tables, name).lazy().join(keys, on=on, how="anti") for name in FRAMES}
-    return RunRecords(tables.having(kept), dataclasses.replace(plan, spec=plan.spec.strategies[k]))
+    runs = []
+    for k, strategy in enumerate(strategies):
+        others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
+        keys, on = in_memory(others.select("launch", "block").unique()).lazy(), ["launch", "block"]
+        kept = {name: getattr(tables, name).lazy().join(keys, on=on, how="anti") for name in FRAMES}
+        runs.append(RunRecords(tables.having(kept), dataclasses.replace(plan, spec=strategy)))
+    return tuple(runs)
 
 
 def analyze_strategies(

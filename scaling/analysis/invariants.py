@@ -161,36 +161,11 @@ def _point(point: Point, notes: list[str]) -> Point:
     """One world size, whose parts have to fit together."""
     here = f"at {ranks(point.world_size)}"
     efficiency, loss, parts = point.efficiency, point.loss, point.parts_ms
-    notes += _unknown(point)
-    if loss is not None:
-        terms = _numbers(loss)
-        total = sum(term.value for term in terms)
-        if (
-            efficiency
-            and loss.unexplained
-            and abs(total - 1 + efficiency.value) > ROUNDING * max(1.0, abs(total))
-        ):
-            notes.append(f"the causes of the loss {here} do not add up to 1 - efficiency; they are left out")
-            loss = None
-        elif any(abs(term.value) > 1 for term in terms) and not (efficiency and efficiency.value > 1):
-            notes.append(f"a cause {here} takes more than the whole step, which cannot be; {UNSPLIT}")
-            loss = None
-        elif not splits(loss, efficiency):
-            notes.append(
-                f"the causes of the loss {here} are known to no better than the whole step; {UNSPLIT}"
-            )
-            loss = None
     step = point.arms_ms.probe or point.step_ms
-    waited = [parts.exposed_transfer, parts.exposed_skew, parts.exposed_enqueue]
-    if loss is not None and step is not None and None not in waited[:2]:
-        links = sum(term.value for term in (loss.link_latency, loss.link_bandwidth) if term)
-        waits = sum(part.value for part in waited if part) / step.value
-        if links > waits + ADD_UP:
-            notes.append(
-                f"the link takes {links:.0%} of the step {here} by its replay, and all waits together "
-                f"{waits:.0%}; {UNSPLIT}"
-            )
-            loss = None
+    notes += _unknown(point)
+    if loss is not None and (why := _why_unsplit(loss, point, step, here)):
+        notes.append(why)
+        loss = None
     measured = {f.name: part for f in fields(parts) if (part := getattr(parts, f.name)) is not None}
     vague = [name for name, part in measured.items() if step and (part.half_width or 0.0) > step.value]
     if vague:
@@ -215,6 +190,39 @@ def _point(point: Point, notes: list[str]) -> Point:
         if share is not None and share.surely_above(1):
             notes.append(f"{name} {here} lies above 100 % ({share.value:.1%}): {ABOVE_ONE[name]}")
     return replace(point, loss=loss, parts_ms=parts)
+
+
+def _why_unsplit(loss: Loss, point: Point, step: Measured | None, here: str) -> str:
+    """Why the causes of a loss cannot be as they came out; empty where they can."""
+    efficiency, parts = point.efficiency, point.parts_ms
+    terms = _numbers(loss)
+    total = sum(term.value for term in terms)
+    if (
+        efficiency
+        and loss.unexplained
+        and abs(total - 1 + efficiency.value) > ROUNDING * max(1.0, abs(total))
+    ):
+        return f"the causes of the loss {here} do not add up to 1 - efficiency; they are left out"
+    if any(abs(term.value) > 1 for term in terms) and not (efficiency and efficiency.value > 1):
+        return f"a cause {here} takes more than the whole step, which cannot be; {UNSPLIT}"
+    if not splits(loss, efficiency):
+        return f"the causes of the loss {here} are known to no better than the whole step; {UNSPLIT}"
+    if step is None or parts.exposed_transfer is None or parts.exposed_skew is None:
+        return ""
+    links = sum(term.value for term in (loss.link_latency, loss.link_bandwidth) if term)
+    waits = sum(part.value for part in _waits(parts)) / step.value
+    if links > waits + ADD_UP:
+        return (
+            f"the link takes {links:.0%} of the step {here} by its replay, and all waits together {waits:.0%}; "
+            f"{UNSPLIT}"
+        )
+    return ""
+
+
+def _waits(parts: StepParts) -> list[Measured]:
+    """What a step waits for communication, as far as it was measured."""
+    waits = (parts.exposed_transfer, parts.exposed_skew, parts.exposed_enqueue)
+    return [part for part in waits if part is not None]
 
 
 def _unknown(point: Point) -> Iterable[str]:
@@ -267,9 +275,9 @@ def contradictions(point: Point, buffers_share: float = 0.0) -> tuple[Contradict
     if step is None or point.world_size == 1:
         return ()
     return tuple(
-        clash
-        for first, most, clash in _pairs(point, step, buffers_share)
-        if first.least > most + NOTABLE * step.value
+        Contradiction(causes, text)
+        for figure, most, causes, text in _pairs(point, step, buffers_share)
+        if figure.least > most + NOTABLE * step.value
     )
 
 
@@ -287,50 +295,45 @@ def without_contradicted(
 
 def _pairs(
     point: Point, step: Measured, buffers_share: float
-) -> Iterator[tuple[Measured, float, Contradiction]]:
-    """(a figure in ms, the most that another one leaves for it, what is said where it is above that)."""
+) -> Iterator[tuple[Measured, float, tuple[str, ...], str]]:
+    """(a figure in ms, the most that another one leaves for it, the causes that rest on either, both in words)."""
     parts, loss, comm, late = point.parts_ms, point.loss, point.comm, point.straggler
-    waits = [part for part in (parts.exposed_transfer, parts.exposed_skew, parts.exposed_enqueue) if part]
+    waits = _waits(parts)
     waited, waited_most = sum(part.value for part in waits), sum(part.most for part in waits)
     moved = [each.transfer_ms for each in comm.collectives if each.transfer_ms] if comm else []
     if parts.exposed_transfer and comm and moved and len(moved) == len(comm.collectives):
-        takes = sum(each.value for each in moved)
+        most = sum(each.most for each in moved) + buffers_share * step.value
         rate = f" at {comm.busbw_gbit_s.value:.3g} Gbit/s" if comm.busbw_gbit_s else ""
-        yield (
-            parts.exposed_transfer,
-            sum(each.most for each in moved) + buffers_share * step.value,
-            Contradiction(
-                LINK,
-                f"a step waits {parts.exposed_transfer.value:.3g} ms for data, and {format_bytes(comm.bytes_per_step)}"
-                f"{rate} take {takes:.3g} ms",
-            ),
+        text = (
+            f"a step waits {parts.exposed_transfer.value:.3g} ms for data, and {format_bytes(comm.bytes_per_step)}"
+            f"{rate} take {sum(each.value for each in moved):.3g} ms"
         )
+        yield parts.exposed_transfer, most, LINK, text
     if late is not None:
         text = f"a late rank costs {late.cost_ms.value:.3g} ms, and the others wait {late.skew_ms.value:.3g} ms for it"
-        yield late.cost_ms, late.skew_ms.most, Contradiction(("straggler",), text)
-    if loss is not None and waits:
-        for cause in ("straggler", "communication"):
-            share = getattr(loss, cause)
-            if share is not None:
-                cost = share * step.value
-                text = f"{cause.replace('_', ' ')} costs {cost.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
-                yield cost, LATE_MOST * waited_most, Contradiction((cause,), text)
+        yield late.cost_ms, late.skew_ms.most, ("straggler",), text
+    for cause in ("straggler", "communication"):
+        share = getattr(loss, cause) if loss is not None and waits else None
+        if share is not None:
+            cost = share * step.value
+            text = f"{cause} costs {cost.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
+            yield cost, LATE_MOST * waited_most, (cause,), text
     for cause, part in (("input", parts.input), ("host", parts.host)):
         share = getattr(loss, cause) if loss is not None else None
         if share is not None and part is not None:
             beside = parts.exposed_enqueue.most if cause == "host" and parts.exposed_enqueue else 0.0
             cost = share * step.value
             text = f"{cause} costs {cost.value:.3g} ms, and the phase takes {part.value:.3g} ms"
-            yield cost, LATE_MOST * part.most + beside, Contradiction((cause,), text)
+            yield cost, LATE_MOST * part.most + beside, (cause,), text
     if comm is not None and comm.free_speedup is not None and waits:
         saved = (1 - 1 / comm.free_speedup) * step.value
         text = f"free communication would save {saved.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
-        yield saved, waited_most, Contradiction(LINK, text)
-    present = [part for each in fields(StepParts) if (part := getattr(parts, each.name)) is not None]
+        yield saved, waited_most, LINK, text
+    present = _numbers(parts)
     if (
-        len(present) >= len(fields(StepParts)) - 1 and point.arms_ms.probe
-    ):  # waiting for a launch may cost nothing
-        whole = Measured(sum(part.value for part in present))
-        text = f"the parts of a step add up to {whole.value:.3g} ms, and the step is {step.value:.3g} ms"
-        yield whole, step.most, Contradiction(STAMPED, text)
-        yield step, whole.value, Contradiction(STAMPED, text)
+        point.arms_ms.probe and len(present) >= len(fields(StepParts)) - 1
+    ):  # no launch may have been waited for
+        whole = sum(part.value for part in present)
+        text = f"the parts of a step add up to {whole:.3g} ms, and the step is {step.value:.3g} ms"
+        yield Measured(whole), step.most, STAMPED, text
+        yield step, whole, STAMPED, text

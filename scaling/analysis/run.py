@@ -29,8 +29,8 @@ from scaling.analysis.results import (
 )
 from scaling.errors import InputError, ScalingError
 from scaling.records.check import check_meshes, read_checked
-from scaling.records.checkup import KernelTable, Roofline
-from scaling.records.launch import Environment, Launches
+from scaling.records.checkup import Roofline
+from scaling.records.launch import Environment, Launch, Launches
 from scaling.records.paths import RunFolder
 from scaling.records.run import Status, TrialStatus, read_largest, read_plan, read_status
 from scaling.records.tables import Tables, map_blocks, span_ns
@@ -156,36 +156,31 @@ def _ending(
 
 def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analysis:
     """With rank 0's step against its ceilings, and how well each world size uses the peak; tokens where known."""
-    points = analysis.points
-    tokens = launches.environment.tokens_per_sample if launches.environment else None
-    if tokens:
-        points = with_tokens(points, tokens)
+    points, environment = analysis.points, launches.environment
+    if environment and environment.tokens_per_sample:
+        points = with_tokens(points, environment.tokens_per_sample)
     launch = next((launch for launch in launches if launch.roofline), None)
-    if launch is None or launch.roofline is None:
-        return dataclasses.replace(analysis, points=points)
-    batches = {t.world_size: t.batch for t in plan.trials}
-    alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
-    result = _roofline(launch.roofline, launch.kernels, launch.first, analysis, alike)
-    points = with_utilisation(points, result, alike)
+    result = None
+    if launch is not None and launch.roofline is not None:
+        batches = {t.world_size: t.batch for t in plan.trials}
+        alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
+        result = _roofline(launch, launch.roofline, analysis, alike)
+        points = with_utilisation(points, result, alike)
     return dataclasses.replace(analysis, points=points, roofline=result)
 
 
 def _roofline(
-    record: Roofline,
-    kernels: KernelTable | None,
-    environment: Environment | None,
-    analysis: Analysis,
-    alike: Collection[int],
+    launch: Launch, record: Roofline, analysis: Analysis, alike: Collection[int]
 ) -> RooflineResult | None:
     """The step without DDP; if measured, the one that ran beside all other ranks. `alike`: sizes of the same batch."""
     largest = max(analysis.points, key=lambda p: p.world_size)
     arms, parts = largest.arms_ms, largest.parts_ms
-    step = arms.bare_all or arms.bare_one or largest.step_ms
+    bare = arms.bare_all or arms.bare_one
+    step = bare or largest.step_ms
     if step is None:
         return None
-    bare = arms.bare_all or arms.bare_one
     waits = [] if bare else [parts.exposed_transfer, parts.exposed_skew, parts.exposed_enqueue]
-    processor = environment.processor if environment else None
+    processor = launch.first.processor if launch.first else None
     return roofline(
         record.ceilings,
         record.work,
@@ -193,9 +188,9 @@ def _roofline(
         rank=0,
         device=f"{analysis.run.device}: {processor}",
         device_name=processor or "",
-        input_ms=largest.parts_ms.input,
+        input_ms=parts.input,
         also_ms=[p.step_ms for p in analysis.points if p.step_ms and p.world_size in alike],
-        kernels=kernels,
+        kernels=launch.kernels,
         alone_ms=arms.bare_one.value if arms.bare_one else None,
         waits_ms=sum(wait.value for wait in waits if wait),
         on_host=analysis.run.device == "cpu",
