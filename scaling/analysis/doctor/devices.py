@@ -1,10 +1,8 @@
-"""Rules over what NVML reports for each GPU, at rest and under the load of the checks.
-
-Rules over a rank's host: binding, limits, shared memory, IOMMU, clock offset, environment; and slow pairs.
-"""
+"""Rules over what NVML reports for each GPU, over a rank's host, and over pairs of ranks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -34,15 +32,17 @@ def problems(host: HostRecord, rank_of: dict[int, int]) -> Iterator[Problem]:
     """All problems of one host. `rank_of`: a GPU's NVML index -> the rank that uses it; unused GPUs are checked too."""
     links = [_up(gpu) for gpu in host.gpus]
     for index, gpu in enumerate(host.gpus):
-        rank = rank_of.get(index)
         load = [s.gpus[index] for s in host.samples if index < len(s.gpus)]
         busy = [s for s in load if (s.get("utilisation_percent") or 0) >= BUSY_PERCENT]
         findings = (*_state(gpu), *_errors(load), *_pcie(gpu, busy), *_clocks(gpu, busy), *_links(gpu, links))
-        for what, remedy, severity in findings:
+        for what, remedy, severity in (*findings, *_nic(host, gpu)):
             yield Problem(
-                what=f"{_name(gpu)}: {what}", rank=rank, remedy=remedy, severity=severity, host=host.host
+                what=f"GPU {gpu['index']}: {what}",
+                rank=rank_of.get(index),
+                remedy=remedy,
+                severity=severity,
+                host=host.host,
             )
-        yield from _nic(host, gpu, rank)
 
 
 _Findings = Iterator[tuple[str, str, str]]
@@ -83,11 +83,8 @@ def _state(gpu: dict[str, Any]) -> _Findings:
     # A card's default application clock is no limit: a T4's is 585 MHz, and it runs at up to 1590 MHz.
     chosen = application != gpu.get("sm_application_default_mhz")
     if application and highest and chosen and application < 0.6 * highest:
-        yield (
-            f"application clocks hold it to {application} MHz of {highest} MHz",
-            "nvidia-smi -rac",
-            WARNING,
-        )
+        clocks = f"application clocks hold it to {application} MHz of {highest} MHz"
+        yield clocks, "nvidia-smi -rac", WARNING
 
 
 def _errors(load: Sequence[dict[str, Any]]) -> _Findings:
@@ -112,11 +109,8 @@ def _errors(load: Sequence[dict[str, Any]]) -> _Findings:
 
 def _pcie(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Findings:
     """Checked under load, because an idle link may lower its generation to save power (but not its width)."""
-    for what, highest, lesser in (
-        ("width", "pcie_max_width", "x"),
-        ("generation", "pcie_max_generation", "gen "),
-    ):
-        most = gpu.get(highest)
+    for what, lesser in (("width", "x"), ("generation", "gen ")):
+        most = gpu.get(f"pcie_max_{what}")
         seen = [s[f"pcie_{what}"] for s in busy if s.get(f"pcie_{what}") is not None]
         if most and seen and max(seen) < most:
             yield (
@@ -155,18 +149,15 @@ def _up(gpu: dict[str, Any]) -> int:
     return sum(bool(state) for state in gpu.get("nvlinks") or ())
 
 
-def _nic(host: HostRecord, gpu: dict[str, Any], rank: int | None) -> Iterator[Problem]:
+def _nic(host: HostRecord, gpu: dict[str, Any]) -> _Findings:
     """The nearest InfiniBand card of a GPU should not be on another NUMA node."""
     cards = [nic for nic in host.nics if nic["kind"] == "infiniband"]
     path, node = gpu.get("pci_path") or [], gpu.get("numa_node")
-    distances = {distance(path, nic["pci"], nodes=(node, nic.get("numa_node"))) for nic in cards}
-    if distances == {"SYS"}:
-        yield Problem(
-            what=f"{_name(gpu)}: every network card is on another NUMA node (SYS)",
-            rank=rank,
-            remedy="use the devices beside the cards, or set NCCL_IB_HCA and NCCL_CROSS_NIC by hand",
-            severity=WARNING,
-            host=host.host,
+    if {distance(path, nic["pci"], nodes=(node, nic.get("numa_node"))) for nic in cards} == {"SYS"}:
+        yield (
+            "every network card is on another NUMA node (SYS)",
+            "use the devices beside the cards, or set NCCL_IB_HCA and NCCL_CROSS_NIC by hand",
+            WARNING,
         )
 
 
@@ -181,8 +172,10 @@ def index_of(gpus: Iterable[dict[str, Any]], facts: Mapping[str, Any]) -> int | 
     return None
 
 
-def _name(gpu: dict[str, Any]) -> str:
-    return f"GPU {gpu['index']}"
+def indices(host: HostRecord, facts: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+    """Rank -> NVML index of its device, on one host. `facts`: of the host's ranks."""
+    index_of_rank = {rank: index_of(host.gpus, flat) for rank, flat in facts.items()}
+    return {rank: index for rank, index in index_of_rank.items() if index is not None}
 
 
 SHARED_MEMORY_BYTES = 2**30
@@ -212,11 +205,9 @@ def host_problems(check: RankCheck, host: HostRecord | None, gpu: dict[str, Any]
 
 def _binding(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Findings:
     """A rank that is bound to one NUMA node should be bound to its device's node."""
-    node = gpu.get("numa_node") if gpu else None
-    nodes = facts.get("numa_nodes")
-    several = host is not None and len(host.nodes) > 1
+    node, nodes = gpu.get("numa_node") if gpu else None, facts.get("numa_nodes")
     only = as_number(str(nodes))
-    if several and node is not None and only is not None and only != node:
+    if host is not None and len(host.nodes) > 1 and node is not None and only is not None and only != node:
         yield (
             f"bound to the processors of NUMA node {nodes}, its device is on node {node}",
             f"numactl --cpunodebind={node} --membind={node}, or let the scheduler bind by device",
@@ -254,9 +245,7 @@ def _limits(facts: dict[str, Any], host: HostRecord | None) -> _Findings:
 
 def _iommu(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Findings:
     """ACS sends traffic between devices through the root complex (NCCL's troubleshooting guide, PCI ACS)."""
-    if gpu is None or facts.get("virtual_machine"):
-        return
-    if host is not None and host.acs_bridges:
+    if gpu is not None and host is not None and host.acs_bridges and not facts.get("virtual_machine"):
         yield (
             f"ACS is on in {host.acs_bridges} PCI bridges: peer-to-peer copies go through the processor",
             "switch ACS off in the firmware, or with setpci on each bridge",
@@ -329,10 +318,7 @@ def _by_rank(slow: Iterable[PairBandwidth]) -> Iterator[tuple[int, list[PairBand
     """Each slow pair once, under the rank that has most of them."""
     left = list(slow)
     while left:
-        counts: dict[int, int] = {}
-        for pair in left:
-            for rank in (pair.first, pair.second):
-                counts[rank] = counts.get(rank, 0) + 1
+        counts = Counter(rank for pair in left for rank in (pair.first, pair.second))
         rank = max(counts, key=lambda r: (counts[r], r))
         its = [p for p in left if rank in (p.first, p.second)]
         left = [p for p in left if p not in its]

@@ -61,13 +61,9 @@ def differences(facts: Mapping[int, Mapping[str, Any]]) -> tuple[Difference, ...
         if key == "memory_bytes" and _about_equal([flat.get(key) for flat in facts.values()]):
             continue
         if len(by_value) > 1:
-            values = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1]))
-            distinct.append(
-                Difference(
-                    key=key,
-                    values=tuple(Differing(value=json.loads(v), ranks=tuple(ranks)) for v, ranks in values),
-                )
-            )
+            ordered = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1]))
+            values = tuple(Differing(value=json.loads(text), ranks=tuple(ranks)) for text, ranks in ordered)
+            distinct.append(Difference(key=key, values=values))
     return tuple(distinct)
 
 
@@ -79,22 +75,15 @@ def _about_equal(sizes: Sequence[int | None]) -> bool:
 
 def problems(distinct: Sequence[Difference]) -> tuple[Problem, ...]:
     """A problem for each difference that matters; names the rank if a single one differs."""
-    result = []
+    listed = []
     for item in distinct:
         remedy = _MUST_AGREE.get(item.key) or _SHOULD_AGREE.get(item.key)
         if item.key.startswith(VARIABLE):
             remedy = f"set {item.key.removeprefix(VARIABLE)} alike on every rank"
-        if remedy is None:
-            continue
-        result.append(
-            Problem(
-                what=sentence(item),
-                rank=odd_rank(item),
-                remedy=remedy,
-                severity=ERROR if item.key in _MUST_AGREE else WARNING,
-            )
-        )
-    return tuple(result)
+        if remedy is not None:
+            severity = ERROR if item.key in _MUST_AGREE else WARNING
+            listed.append(Problem(what=sentence(item), rank=odd_rank(item), remedy=remedy, severity=severity))
+    return tuple(listed)
 
 
 def odd_rank(item: Difference) -> int | None:
@@ -106,9 +95,8 @@ def odd_rank(item: Difference) -> int | None:
 
 def sentence(item: Difference) -> str:
     """`torch differs: 2.13.0 on ranks 0-2, 2.12.0 on rank 3`."""
-    return f"{item.key} differs: " + ", ".join(
-        f"{_text(v.value)} on {ranks_text(v.ranks)}" for v in item.values
-    )
+    values = (f"{_text(v.value)} on {ranks_text(v.ranks)}" for v in item.values)
+    return f"{item.key} differs: {', '.join(values)}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -125,10 +113,8 @@ def of_ranks(distinct: Sequence[Difference], ranks: Sequence[int]) -> tuple[str,
         mine = [v for v in item.values if set(v.ranks) & set(ranks)]
         if all(set(v.ranks) <= set(ranks) for v in mine):
             theirs = [v for v in item.values if v not in mine]
-            sentences.append(
-                f"{item.key} is {', '.join(_text(v.value) for v in mine)} instead of "
-                f"{', '.join(_text(v.value) for v in theirs)}"
-            )
+            here, there = (", ".join(_text(v.value) for v in values) for values in (mine, theirs))
+            sentences.append(f"{item.key} is {here} instead of {there}")
     return tuple(sentences)
 
 

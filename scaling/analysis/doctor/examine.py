@@ -87,11 +87,11 @@ def examine(
         problems=merged(problems, len(checks)),
         pairs=pairs,
         roofline=_slowest(lines.values()),
-        parity=ParityTable(
+        parity=None
+        if not rows
+        else ParityTable(
             steps=len(next(iter(records.values()))[0].steps), batch=parity_batch(plan), table=rows, file=file
-        )
-        if rows
-        else None,
+        ),
         memory=_memory(evidence.checks),
         others=_others(checks, plan) if all(len(r) == 1 for r in preflight.by_device(facts)) else (),
     )
@@ -164,9 +164,8 @@ def _unfinished(checks: dict[int, RankCheck], plan: Plan, error: str | None) -> 
         if r not in checks or checks[r].stage != DONE
     ]
     if error and problems:
-        problems.insert(
-            0, Problem(what=error, rank=None, remedy="read the logs in the run folder", severity=ERROR)
-        )
+        whole = Problem(what=error, rank=None, remedy="read the logs in the run folder", severity=ERROR)
+        problems.insert(0, whole)
     return problems
 
 
@@ -177,10 +176,9 @@ def _gpu(check: RankCheck, evidence: Evidence) -> dict[str, object] | None:
 
 
 def _ranks_of(host: HostRecord, evidence: Evidence) -> dict[int, int]:
-    """NVML index -> rank, on one host."""
-    mine = [c for c in evidence.checks if c.host == host.host]
-    ranks = {devices.index_of(host.gpus, c.facts): c.rank for c in reversed(mine)}
-    return {index: rank for index, rank in ranks.items() if index is not None}
+    """NVML index -> rank, on one host; the lowest of ranks that share a device."""
+    facts = {c.rank: c.facts for c in evidence.checks if c.host == host.host}
+    return {index: rank for rank, index in reversed(devices.indices(host, facts).items())}
 
 
 def _with_driver(facts: dict[str, object], gpu: dict[str, object] | None) -> dict[str, object]:
@@ -213,11 +211,9 @@ def _pairs(checks: Sequence[RankCheck]) -> tuple[PairBandwidth, ...]:
 def _others(checks: dict[int, RankCheck], plan: Plan) -> tuple[str, ...]:
     """What collectives reach on others' machines like this one; the pairs here are no measurement of them."""
     names, hosts = set(map(device_name, checks.values())), {c.host for c in checks.values()}
-    return (
-        links.expected(names.pop(), plan.ranks, len(hosts), links.cards_of(plan.spec))
-        if len(names) == 1
-        else ()
-    )
+    if len(names) != 1:
+        return ()
+    return links.expected(names.pop(), plan.ranks, len(hosts), links.cards_of(plan.spec))
 
 
 def _roofline(check: RankCheck, device: str) -> RooflineResult | None:

@@ -87,9 +87,8 @@ def _sightings(check: RankCheck) -> _Findings:
         what, remedy, severity = _SIGHTINGS[kind]
         places = list(dict.fromkeys(s.where for s in sightings if s.where))
         layers = list(dict.fromkeys(s.layer for s in sightings if s.layer))
-        where = (f" at {', '.join(places[:3])}" if places else "") + (
-            f" in {', '.join(layers[:3])}" if layers else ""
-        )
+        where = f" at {', '.join(places[:3])}" if places else ""
+        where += f" in {', '.join(layers[:3])}" if layers else ""
         yield f"{what}: {sum(s.count for s in sightings)} times{where}", remedy, severity
 
 
@@ -147,8 +146,5 @@ def _cudnn(check: RankCheck, device: str) -> _Findings:
     if device == CPU or check.work is None or not check.work.same_shapes:
         return
     if check.work.convolves and check.facts.get("flags.cudnn_benchmark") is False:
-        yield (
-            "cudnn.benchmark is off, and the shapes are fixed",
-            "torch.backends.cudnn.benchmark = True",
-            WARNING,
-        )
+        what = "cudnn.benchmark is off, and the shapes are fixed"
+        yield what, "torch.backends.cudnn.benchmark = True", WARNING

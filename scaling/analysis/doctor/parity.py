@@ -1,7 +1,4 @@
-"""Run equal steps in every precision on every rank: which ranks differ, at which layer, and how fast each format is.
-
-Compare two records of the same steps: where they first differ, and by how much.
-"""
+"""Equal steps in every precision on every rank: which ranks differ, at which layer, and how fast each format is."""
 
 from __future__ import annotations
 
@@ -31,10 +28,8 @@ def parts_at(record: PrecisionRecord, other: PrecisionRecord) -> str:
                 return f"{kind}{a.name} ({_text(a, b)})"
     if [s.digest for s in record.steps] == [s.digest for s in other.steps]:
         return ""
-    index = next(
-        i for i, (a, b) in enumerate(zip(record.steps, other.steps, strict=False)) if a.digest != b.digest
-    )
-    return f"step {index + 1}"
+    digests = zip(record.steps, other.steps, strict=False)
+    return f"step {next(i for i, (a, b) in enumerate(digests, 1) if a.digest != b.digest)}"
 
 
 def _text(a: Layer, b: Layer) -> str:
@@ -171,16 +166,14 @@ def _parted(
     device_of: Mapping[int, str],
 ) -> Problem:
     """Ranks with equal devices and repeatable steps must agree bit for bit."""
-    differ = differences.of_ranks(distinct, ranks)
-    why = (
-        f"; {'; '.join(differ[:4])}" if differ else "; nothing in its environment differs: suspect the device"
-    )
+    differ = differences.of_ranks(distinct, ranks)[:4]
+    why = "; ".join(differ) or "nothing in its environment differs: suspect the device"
     rounding = device_of[ranks[0]] != device_of[peers[0]] or usual.repeat_parted or record.repeat_parted
     verb = "differs" if len(ranks) == 1 else "differ"
     small = furthest(record, usual) <= ALLOWED * EPSILON[precision]
     return Problem(
         what=f"{precision}: {differences.ranks_text(ranks)} {verb} from {differences.ranks_text(peers)} "
-        f"at {parts_at(record, usual)}{why}",
+        f"at {parts_at(record, usual)}; {why}",
         rank=ranks[0] if len(ranks) == 1 else None,
         remedy="make the differing settings equal; if none differ, swap the device with a healthy one and see whether "
         "the difference moves with it",
@@ -215,8 +208,7 @@ def _against_reference(
 
 def _not_finite(record: PrecisionRecord) -> str:
     """The first output, or gradient as backward goes, with elements that are not finite; `` where all are."""
-    places = (("", record.layers), ("gradient of ", tuple(reversed(record.gradients))))
-    for kind, tensors in places:
+    for kind, tensors in (("", record.layers), ("gradient of ", tuple(reversed(record.gradients)))):
         for tensor in tensors:
             if tensor.not_finite:
                 return f"{tensor.not_finite} elements are not finite, first in {kind}{tensor.name}"

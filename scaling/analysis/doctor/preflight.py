@@ -1,11 +1,8 @@
-"""A short check beside every run: ranks that differ, links and clocks that are not as promised.
-
-Labels for runs whose ranks share a device, or whose gradients go through host memory.
-"""
+"""A short check beside every run: ranks that differ, devices that are not as promised or that ranks share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +15,12 @@ from scaling.hardware.telemetry import HostRecord
 from scaling.records.launch import Launch
 from scaling.settings.topology import CPU
 
+Facts = Mapping[int, Mapping[str, Any]]
+"""By rank, the flat content of env-<r>.json."""
 
-def by_device(facts: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
-    """The ranks of each device that tells its UUID; `facts`: as of `labels`."""
+
+def by_device(facts: Facts) -> list[list[int]]:
+    """The ranks of each device that tells its UUID."""
     by_uuid: dict[tuple[Any, Any], list[int]] = {}
     for rank, flat in sorted(facts.items()):
         if flat.get("device") not in (None, CPU) and flat.get("device_uuid"):
@@ -28,8 +28,8 @@ def by_device(facts: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     return list(by_uuid.values())
 
 
-def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
-    """One line for each label. `facts`: by rank, the flat content of env-<r>.json."""
+def labels(facts: Facts) -> tuple[str, ...]:
+    """A line where ranks share a device, or gradients go through host memory."""
     backends = {flat.get("backend") for flat in facts.values() if flat.get("device") not in (None, CPU)}
     shared = [ranks for ranks in by_device(facts) if len(ranks) > 1]
     lines = [
@@ -49,9 +49,6 @@ def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-Facts = Mapping[int, Mapping[str, Any]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
     """What the environments and the telemetry of all launches tell."""
@@ -68,9 +65,9 @@ class Preflight:
 
 def problems(launch: Launch) -> tuple[str, ...]:
     """What differs between a launch's ranks and what is wrong with their devices, a line each with its remedy."""
-    listed, on = list(differences.problems(differences.differences(launch.facts))), _by_host(launch)
-    for host in launch.hosts():
-        listed += _of_devices(host, _devices(host, on))
+    listed = list(differences.problems(differences.differences(launch.facts)))
+    for host, used in _hosts(launch):
+        listed += devices.problems(host, {index: rank for rank, index in used.items()})
     return _lines(listed)
 
 
@@ -82,14 +79,12 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
     stolen: dict[str, list[float]] = {}
     pressed: dict[str, Mapping[str, float]] = {}
     for launch in launches:
-        facts, on = launch.facts, _by_host(launch)
-        first = launch.first
+        facts, first = launch.facts, launch.first
         host_of_first = 0 if first is None or first.host is None else first.host
         listed = list(differences.problems(differences.differences(facts)))
         shares: dict[str, list[float]] = {}
-        for host in launch.hosts():
-            used = _devices(host, on)
-            listed += _of_devices(host, used)
+        for host, used in _hosts(launch):
+            listed += devices.problems(host, {index: rank for rank, index in used.items()})
             for rank, index in used.items():
                 samples[launch.index, rank] = clocks.device_samples(host, index)
             if host.host == host_of_first:
@@ -111,22 +106,13 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
     )
 
 
-def _of_devices(host: HostRecord, used: Mapping[int, int]) -> list[Problem]:
-    return list(devices.problems(host, {index: rank for rank, index in used.items()}))
-
-
-def _by_host(launch: Launch) -> dict[int | None, dict[int, Mapping[str, Any]]]:
-    """The facts of each host's ranks, by its number."""
-    by_host: dict[int | None, dict[int, Mapping[str, Any]]] = {}
+def _hosts(launch: Launch) -> Iterator[tuple[HostRecord, dict[int, int]]]:
+    """Each host, and the NVML index of the device of each of its ranks."""
+    facts: dict[int | None, dict[int, Mapping[str, Any]]] = {}
     for rank, environment in launch.environments.items():
-        by_host.setdefault(environment.host, {})[rank] = environment.facts
-    return by_host
-
-
-def _devices(host: HostRecord, on: Mapping[int | None, Facts]) -> dict[int, int]:
-    """Rank -> NVML index of its device, on one host. `on`: the facts of each host's ranks."""
-    index_of = {rank: devices.index_of(host.gpus, flat) for rank, flat in on.get(host.host, {}).items()}
-    return {rank: index for rank, index in index_of.items() if index is not None}
+        facts.setdefault(environment.host, {})[rank] = environment.facts
+    for host in launch.hosts():
+        yield host, devices.indices(host, facts.get(host.host, {}))
 
 
 def _lines(listed: Iterable[Problem]) -> tuple[str, ...]:
