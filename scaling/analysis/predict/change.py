@@ -1,5 +1,9 @@
 """What a prediction starts from (Source), what changes (Change), and its assumptions (Lean).
 
+DDP fills buckets in the order in which gradients came in its first step: a bucket is closed by the parameter that
+brings it to its limit, and the first may have a limit of its own (torch, csrc/distributed/c10d/reducer.cpp,
+compute_bucket_assignment_by_size and Reducer::rebuild_buckets).
+
 Arrays lead with S: the estimate first, then values resampled over rounds. R ranks, K buckets; ns. For a thousand ranks
 one phase takes 8 MB (1,001 values a rank), and a prediction needs several of each arm. The rounds that they are means
 of take a thirtieth of it, so only these are kept (`ByRank`), and the means are computed for a slice of the S at a time.
@@ -7,7 +11,7 @@ of take a thirtieth of it, so only these are kept (`ByRank`), and the means are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.network.curve import Hops, Points
-from scaling.analysis.predict.buckets import Gradients
 from scaling.analysis.statistics.rounds import Floats, UnknownQuantityError
+from scaling.settings.run import DEFAULT_BUCKET_MB
 
 SLICE_VALUES = 1 << 18
 """Numbers in an array over resampled rounds, ranks and buckets: 2 MiB, which a core's cache holds."""
@@ -78,6 +82,67 @@ def _weighted_means(weights: Floats, values: Floats) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         some: Floats = weights @ np.where(finite, values, 0.0) / (weights @ finite)
     return some
+
+
+FIRST_BUCKET_BYTES = 2**20
+"""Limit of the first bucket where DDP is not given one (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""
+PIECES = 16
+"""Where single parameters are not known, a bucket counts as this many equal ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """Gradients of P parameters in any order, or those of K buckets in the order of reduction."""
+
+    sizes: tuple[int, ...]
+    """Bytes."""
+    ready: Floats
+    """S x P or S x K: the part of backward at which each is ready."""
+    exact: bool = True
+    """False if pieces of the measured buckets stand for parameters."""
+
+    def part(self, stretch: slice) -> Gradients:
+        """A stretch of the S."""
+        return replace(self, ready=self.ready[stretch])
+
+
+def assign(sizes: Sequence[int], bucket_cap_mb: float) -> list[list[int]]:
+    """Indices of each bucket's parameters; `sizes` are bytes in the order in which gradients are ready."""
+    cap = bucket_cap_mb * 2**20
+    limit = FIRST_BUCKET_BYTES if bucket_cap_mb == DEFAULT_BUCKET_MB else cap
+    buckets: list[list[int]] = [[]]
+    filled = 0
+    for index, size in enumerate(sizes):
+        buckets[-1].append(index)
+        filled += size
+        if filled >= limit:
+            buckets.append([])
+            filled, limit = 0, cap
+    return [members for members in buckets if members]
+
+
+def bucketed(gradients: Gradients, bucket_cap_mb: float) -> Gradients:
+    """The buckets that DDP makes at this cap, MiB."""
+    order = np.argsort(gradients.ready[0], kind="stable")
+    sizes = [gradients.sizes[i] for i in order]
+    members = assign(sizes, bucket_cap_mb)
+    ready = np.stack([gradients.ready[:, order[m]].max(axis=1) for m in members], axis=-1)
+    return Gradients(sizes=tuple(sum(sizes[i] for i in m) for m in members), ready=ready)
+
+
+def pieces(buckets: Gradients) -> Gradients:
+    """Gradients spread evenly between one bucket's end and the next, where only buckets are known."""
+    sizes: list[int] = []
+    ready: list[Floats] = []
+    before = np.zeros_like(buckets.ready[:, 0])
+    for k, size in enumerate(buckets.sizes):
+        whole, rest = divmod(size, PIECES)
+        at = buckets.ready[:, k]
+        for piece in range(PIECES):
+            sizes.append(whole + (rest if piece == PIECES - 1 else 0))
+            ready.append(before + (at - before) * (piece + 1) / PIECES)
+        before = at
+    return Gradients(sizes=tuple(sizes), ready=np.stack(ready, axis=-1), exact=False)
 
 
 LATENCY = 1.3

@@ -16,12 +16,11 @@ from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.curve import Hops, PerHop, Points
-from scaling.analysis.predict.buckets import per_bucket, per_parameter, ready
-from scaling.analysis.predict.change import ByRank, Source
+from scaling.analysis.predict.change import ByRank, Gradients, Source, pieces
 from scaling.analysis.predict.fabrics import inside_fabric
 from scaling.analysis.results import Analysis
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
-from scaling.records.tables import Tables, in_memory
+from scaling.records.tables import Frame, Tables, in_memory
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.run import WhatIf
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, half_batch
@@ -129,6 +128,62 @@ def _values(run: RunRecords, tables: Tables, records: TrialRecords) -> dict[str,
     times = curve.sweep_times(tables.fabric, n)
     parts = times.partition_by("bytes", as_dict=True).items()
     return values | {str(size): records.column(part, "time_ns") for (size,), part in parts}
+
+
+def per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
+    """`parameter.<i>`: ready since the step's begin, mean over ranks."""
+    of_rounds = _parameters(tables, records.trial).group_by("launch", "round", "index")
+    mean = in_memory(of_rounds.agg(pl.col("ready_ns").mean()))
+    parts = mean.partition_by("index", as_dict=True).items()
+    return {f"parameter.{index}": records.column(part, "ready_ns") for (index,), part in parts}
+
+
+def _parameters(tables: Tables, trial: Trial) -> Frame:
+    """Ready times of parameters in the first sub-group."""
+    n = trial.world_size
+    return tables.parameters.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
+
+
+def per_bucket(records: TrialRecords) -> dict[str, Floats]:
+    """`bucket.<k>`: ready since the step's begin, mean over ranks."""
+    count = max((solo["ready"].shape[1] for solo in records.solo.values()), default=0)
+    return {
+        f"bucket.{k}": records.per_round(
+            {
+                key: float(solo["ready"][:, k].mean())
+                for key, solo in records.solo.items()
+                if solo["ready"].shape[1] == count
+            }
+        )
+        for k in range(count)
+    }
+
+
+def ready(
+    tables: Tables, records: TrialRecords, means: Means, phases: Mapping[str, Floats], micro_steps: int
+) -> tuple[Gradients, Gradients]:
+    """When each bucket and each parameter's gradient is ready, as a fraction of the last micro-step's backward.
+
+    `phases`: of ddp_solo, mean over ranks, S.
+    """
+    last = phases["compute"] / micro_steps
+    begin = phases["input"] + phases["forward"] + phases["compute"] - last
+
+    def part(name: str) -> Floats:
+        fraction: Floats = np.clip((means[name] - begin) / last, 0.0, 1.0)
+        return fraction
+
+    reduced = records.gradients[: sum(name.startswith("bucket.") for name in means)]
+    if not reduced:
+        raise UnknownQuantityError("ready")
+    of_buckets = np.stack([part(f"bucket.{k}") for k in range(len(reduced))], axis=-1)
+    buckets = Gradients(sizes=reduced, ready=of_buckets)
+    of_parameters = _parameters(tables, records.trial).select("index", "bytes").unique()
+    sizes = in_memory(of_parameters).sort("index")["bytes"].to_list()
+    if not sizes:
+        return buckets, pieces(buckets)
+    ready_at = np.stack([part(f"parameter.{i}") for i in range(len(sizes))], axis=-1)
+    return buckets, Gradients(sizes=tuple(sizes), ready=ready_at)
 
 
 def measured_link(means: Means, plan: Plan, n: int, swept: Sequence[int], replayed: Sequence[int]) -> Hops:

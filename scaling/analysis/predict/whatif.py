@@ -20,8 +20,16 @@ import numpy as np
 from scaling.analysis.network.channel import ONE
 from scaling.analysis.network.curve import ring_times
 from scaling.analysis.network.replay import Replay
-from scaling.analysis.predict.buckets import bucketed
-from scaling.analysis.predict.change import NO_CHANGE, UNVARIED, Change, Lean, Phases, Source, stretches
+from scaling.analysis.predict.change import (
+    NO_CHANGE,
+    UNVARIED,
+    Change,
+    Lean,
+    Phases,
+    Source,
+    bucketed,
+    stretches,
+)
 from scaling.analysis.statistics.rounds import Floats, latest
 
 OWN_WORK = ("forward", "compute", "optimizer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.predict.buckets import Gradients, assign, bucketed, pieces
+from scaling.analysis.predict.change import Gradients, assign, bucketed, pieces
 
 MIB = 2**20
 

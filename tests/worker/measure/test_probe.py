@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.gloo_ranks import run_ranks
 
-from scaling.analysis.predict.buckets import Gradients, bucketed
+from scaling.analysis.predict.change import Gradients, bucketed
 from scaling.records.format import CollectiveRow
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
