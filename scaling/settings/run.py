@@ -292,19 +292,19 @@ class Spec:
 class WhatIf:
     """Settings of a prediction; None: as in the measured run."""
 
-    changes: tuple[str, ...]
+    changes: tuple[str, ...] = ()
     """The overrides as given, `key=value`."""
     world_sizes: tuple[int, ...]
     topology: Topology
-    elsewhere: bool
+    elsewhere: bool = False
     """Whether links or hosts differ from the run's."""
-    bucket_cap_mb: float | None
-    accumulation: int | None
+    bucket_cap_mb: float | None = None
+    accumulation: int | None = None
     batch_per_rank: int
     global_batch: int
-    compute_scale: Annotated[float, Positive()]
-    compression: Annotated[float, Positive()]
-    without_straggler: bool
+    compute_scale: Annotated[float, Positive()] = 1.0
+    compression: Annotated[float, Positive()] = 1.0
+    without_straggler: bool = False
 
     def batch_at(self, world_size: int, mode: str) -> int:
         """Samples a rank and optimizer step; if they do not divide evenly, those of the rank that has most."""

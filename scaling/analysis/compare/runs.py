@@ -243,9 +243,8 @@ def _point(base: Point, other: Point, prices: Prices, sizes: int, *, same_machin
     """Both runs at one of the `sizes` world sizes that they have in common."""
     ratio = ratio_of(other.samples_per_s, base.samples_per_s)
     if base.samples_per_s is None and other.samples_per_s is None:
-        ratio = ratio_of(
-            base.step_ms, other.step_ms
-        )  # traces do not state the batch; assume it is the same and compare steps
+        # Traces do not state the batch; assume it is the same and compare steps.
+        ratio = ratio_of(base.step_ms, other.step_ms)
     control = ratio_of(base.arms_ms.bare_one, other.arms_ms.bare_one) if same_machine else None
     return PointComparison(
         world_size=base.world_size,

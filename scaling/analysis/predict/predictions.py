@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from scaling.analysis.invariants import UNSPLIT, splits
 from scaling.analysis.network.curve import NoPathError
-from scaling.analysis.predict.change import LATENCY, NO_CHANGE, Change, Lean, Source
+from scaling.analysis.predict.change import LATENCY, NO_CHANGE, UNVARIED, Change, Lean, Source
 from scaling.analysis.predict.fabrics import Links, carries, inside_fabric, measured_fabric, named_fabric
 from scaling.analysis.predict.sources import (
     NO_SOURCE,
@@ -102,45 +102,12 @@ def _moves(source: Source, change: Change, *, other_launch: bool) -> list[dict[s
     middle = source.estimate()
     upright = outcome(middle, change)
     leans = named_leans(source, change, other_launch=other_launch)
-    turned = [outcome(middle, change, lean) for _, lean in leans]
-    return [{name: float(other[name][0] - upright[name][0]) for name in upright} for other in turned]
+    varied = (outcome(middle, change, lean) for _, lean in leans)
+    return [{name: float(other[name][0] - upright[name][0]) for name in upright} for other in varied]
 
 
 SCALE_OFF = 0.9
 """A `compute_scale` that was given is varied by this factor."""
-
-
-def assumptions(
-    source: Source, change: Change, links: Links | None, *, device: str, moved: bool, doubt: float
-) -> tuple[Assumption, ...]:
-    """Those of one world size, the largest effect first.
-
-    `links`: where the target's figures come from; None: the measured link is kept. `device`: the run's; `moved`:
-    whether the target is another machine. `doubt`: the model's relative error on the run itself, from the back-test.
-    """
-    middle = source.estimate()
-    upright = outcome(middle, change)
-
-    def effect(what: str, varied: str, change: Change, lean: Lean | None = None) -> Assumption:
-        turned = outcome(middle, change, *([] if lean is None else [lean]))
-        step, efficiency = (float(turned[name][0]) for name in ("step", "efficiency"))
-        return Assumption(
-            what=what,
-            varied=varied,
-            step_change=step / float(upright["step"][0]) - 1,
-            efficiency_change=efficiency - float(upright["efficiency"][0]),
-        )
-
-    assumed = [
-        effect(*_sentences(name, lean, source, links), change, lean)
-        for name, lean in named_leans(source, change, other_launch=True)
-    ]
-    if moved or change.compute_scale != 1:
-        assumed.append(effect(*_compute(change, device)))
-    if doubt:
-        claim = f"the model errs as on the run itself, where the back-test missed by {doubt:.1%}"
-        assumed.append(Assumption(what=claim, varied="as much", step_change=doubt, efficiency_change=None))
-    return tuple(sorted(assumed, key=lambda assumption: -abs(assumption.step_change)))
 
 
 def _compute(change: Change, device: str) -> tuple[str, str, Change]:
@@ -154,14 +121,14 @@ def _compute(change: Change, device: str) -> tuple[str, str, Change]:
 
 
 def _sentences(name: str, lean: Lean, source: Source, links: Links | None) -> tuple[str, str]:
-    """What is assumed, and how it is varied."""
+    """What is assumed, and how it is varied. `links`: where the target's figures come from; None: as measured."""
     if name == "bandwidth":
         return f"bandwidth: {_from(links.bandwidth if links else ())}", f"{lean.transfer - 1:.0%} slower"
     if name == "latency":
         return f"latency: {_from(links.latency if links else ())}", f"x{lean.alpha:g}"
     if name == "overlap":
-        follows = "in proportion to the time that both run" if source.kernels else "as much as in the run"
-        other = "as much as in the run" if source.kernels else "in proportion to the time that both run"
+        proportion, fixed = "in proportion to the time that both run", "as much as in the run"
+        follows, other = (proportion, fixed) if source.kernels else (fixed, proportion)
         return f"communication slows compute down {follows}", other
     return {
         "missed": (
@@ -218,9 +185,8 @@ def _point(
     hosts = asked.topology.hosts_of(n)
     why = cannot(n, sources, plan, analysis, asked)
     if why is not None:
-        return PredictedPoint(
-            world_size=n, hosts=hosts, from_world_size=sources[0].world_size if sources else 0, cannot=why
-        )
+        start = sources[0].world_size if sources else 0
+        return PredictedPoint(world_size=n, hosts=hosts, from_world_size=start, cannot=why)
     source = nearest(sources, n, plan.spec.topology)
     numbers = predict(source, change_of(n, source, sources, plan, asked), doubt=doubt)
     step_ms = numbers["step"] * MS
@@ -253,22 +219,40 @@ def _assumptions(
     asked: WhatIf,
     doubt: float,
 ) -> tuple[Assumption, ...]:
-    """Those of the largest world size that can be predicted; none where nothing changes."""
-    n = max((p.world_size for p in points if p.step_ms), default=0)
+    """Those of the largest world size that can be predicted, the largest effect first; none where nothing changes.
+
+    `doubt`: the model's relative error on the run itself, from the back-test.
+    """
+    home, n = plan.spec.topology, max((p.world_size for p in points if p.step_ms), default=0)
     if not n:
         return ()
-    source = nearest(sources, n, plan.spec.topology)
+    source = nearest(sources, n, home)
     change = change_of(n, source, sources, plan, asked)
     if unchanged(source, change):
         return ()
-    return assumptions(
-        source,
-        change,
-        _fabric(n, source, sources, plan.spec.topology, asked),
-        device=analysis.run.device_name or analysis.run.device,
-        moved=asked.topology.name != plan.spec.topology.name,
-        doubt=doubt,
-    )
+    middle = source.estimate()
+    upright = outcome(middle, change)
+
+    def effect(what: str, varied: str, change: Change, lean: Lean = UNVARIED) -> Assumption:
+        other = outcome(middle, change, lean)
+        return Assumption(
+            what=what,
+            varied=varied,
+            step_change=float(other["step"][0]) / float(upright["step"][0]) - 1,
+            efficiency_change=float(other["efficiency"][0]) - float(upright["efficiency"][0]),
+        )
+
+    links = _fabric(n, source, sources, home, asked)
+    assumed = [
+        effect(*_sentences(name, lean, source, links), change, lean)
+        for name, lean in named_leans(source, change, other_launch=True)
+    ]
+    if asked.topology.name != home.name or change.compute_scale != 1:
+        assumed.append(effect(*_compute(change, analysis.run.device_name or analysis.run.device)))
+    if doubt:
+        claim = f"the model errs as on the run itself, where the back-test missed by {doubt:.1%}"
+        assumed.append(Assumption(what=claim, varied="as much", step_change=doubt, efficiency_change=None))
+    return tuple(sorted(assumed, key=lambda assumption: -abs(assumption.step_change)))
 
 
 def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, asked: WhatIf) -> Change:
@@ -375,17 +359,10 @@ def _backtest(sources: Sequence[Source], plan: Plan) -> tuple[Backtest, ...]:
 def as_measured(plan: Plan) -> WhatIf:
     """A question that changes nothing."""
     return WhatIf(
-        changes=(),
         world_sizes=plan.spec.world_sizes,
         topology=plan.spec.topology,
-        elsewhere=False,
-        bucket_cap_mb=None,
-        accumulation=None,
         batch_per_rank=plan.spec.batch_per_rank,
         global_batch=plan.spec.global_batch,
-        compute_scale=1.0,
-        compression=1.0,
-        without_straggler=False,
     )
 
 

@@ -1,10 +1,8 @@
-"""Read what a run measured at each world size into the pieces that a prediction starts from.
-
-Which measured world size a prediction starts from, and when nothing can be predicted.
-"""
+"""Read the pieces that a prediction starts from, and choose the measured world size, or say why none will do."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -37,14 +35,11 @@ def read_sources(run: RunRecords, *, without_details: Collection[int] = ()) -> t
     sources = []
     run = run.usable
     for trial in run.plan.trials:
-        if trial.world_size == 1:
-            continue
-        records = run.trial(trial.world_size)
-        records = records.without_details() if trial.world_size in without_details else records
-        try:
-            sources.append(_source(run, trial, records))
-        except UnknownQuantityError:
-            continue
+        n = trial.world_size
+        if n > 1:
+            records = run.trial(n).without_details() if n in without_details else run.trial(n)
+            with contextlib.suppress(UnknownQuantityError):
+                sources.append(_source(run, trial, records))
     return tuple(sources)
 
 
@@ -132,29 +127,23 @@ def _values(run: RunRecords, tables: Tables, records: TrialRecords) -> dict[str,
 
 def per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
     """`parameter.<i>`: ready since the step's begin, mean over ranks."""
-    of_rounds = _parameters(tables, records.trial).group_by("launch", "round", "index")
+    of_rounds = _parameters(tables, records.trial.world_size).group_by("launch", "round", "index")
     mean = in_memory(of_rounds.agg(pl.col("ready_ns").mean()))
     parts = mean.partition_by("index", as_dict=True).items()
     return {f"parameter.{index}": records.column(part, "ready_ns") for (index,), part in parts}
 
 
-def _parameters(tables: Tables, trial: Trial) -> Frame:
-    """Ready times of parameters in the first sub-group."""
-    n = trial.world_size
+def _parameters(tables: Tables, n: int) -> Frame:
+    """Ready times of parameters in the first sub-group of a world size."""
     return tables.parameters.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
 
 
 def per_bucket(records: TrialRecords) -> dict[str, Floats]:
     """`bucket.<k>`: ready since the step's begin, mean over ranks."""
     count = max((solo["ready"].shape[1] for solo in records.solo.values()), default=0)
+    whole = {key: solo["ready"] for key, solo in records.solo.items() if solo["ready"].shape[1] == count}
     return {
-        f"bucket.{k}": records.per_round(
-            {
-                key: float(solo["ready"][:, k].mean())
-                for key, solo in records.solo.items()
-                if solo["ready"].shape[1] == count
-            }
-        )
+        f"bucket.{k}": records.per_round({key: float(times[:, k].mean()) for key, times in whole.items()})
         for k in range(count)
     }
 
@@ -178,7 +167,7 @@ def ready(
         raise UnknownQuantityError("ready")
     of_buckets = np.stack([part(f"bucket.{k}") for k in range(len(reduced))], axis=-1)
     buckets = Gradients(sizes=reduced, ready=of_buckets)
-    of_parameters = _parameters(tables, records.trial).select("index", "bytes").unique()
+    of_parameters = _parameters(tables, records.trial.world_size).select("index", "bytes").unique()
     sizes = in_memory(of_parameters).sort("index")["bytes"].to_list()
     if not sizes:
         return buckets, pieces(buckets)
@@ -254,16 +243,13 @@ def _halved(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
     phases = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
     place = ["launch", "round", "rank"]
     each = in_memory(rows.group_by(*place, "batch").agg(own=pl.sum_horizontal([e.mean() for e in phases])))
-    pairs = each.filter(pl.col("batch") == half).join(
-        each.filter(pl.col("batch") == whole), on=place, suffix="_whole"
-    )
+    of_half, of_whole = (each.filter(pl.col("batch") == batch) for batch in (half, whole))
+    pairs = of_half.join(of_whole, on=place, suffix="_whole")
     if pairs.is_empty():
         return {}
     by_round = pairs.group_by("launch", "round").agg(pl.col("own", "own_whole").mean())
-    return {
-        name: records.column(by_round, column)
-        for name, column in zip(HALVED, ("own", "own_whole"), strict=True)
-    }
+    columns = zip(HALVED, ("own", "own_whole"), strict=True)
+    return {name: records.column(by_round, column) for name, column in columns}
 
 
 def _fixed_by_half(means: Means) -> Floats | None:

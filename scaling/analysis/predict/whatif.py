@@ -57,9 +57,8 @@ def _together(part: Source, was: _Target, target: _Target, change: Change, lean:
     """`outcome` above world size 1, for a stretch of the S."""
     ranks = part.peers, part.solo.means(), part.probe.means()
     as_measured = _run(ranks, was)
-    overlap_scales = (
-        part.kernels != lean.overlap_rule_swapped
-    )  # NCCL's slowdown of compute does, Gloo's is constant
+    # NCCL's slowdown of compute scales with the overlap, Gloo's is constant.
+    overlap_scales = part.kernels != lean.overlap_rule_swapped
     as_changed = _run(ranks, target, as_measured.hidden if overlap_scales else None)
     over_simulated = part.plain / as_measured.period if lean.residual_follows else np.ones_like(part.plain)
     step = as_changed.period * over_simulated
@@ -151,9 +150,8 @@ def _target(source: Source, change: Change, lean: Lean) -> _Target:
     buckets = source.buckets if cap is None else bucketed(source.gradients, cap)
     sizes = [size * source.wire / change.compression for size in buckets.sizes]
     fixed, moved = ring_times(change.fabric or (source.link,), n, sizes)
-    if (
-        change.fabric is None and n == source.world_size
-    ):  # the measured curve itself; alpha and beta only divide it
+    if change.fabric is None and n == source.world_size:
+        # The measured curve itself; alpha and beta only divide it.
         times = np.stack([source.curve.at(size) for size in sizes], axis=-1)
         fixed = np.clip(fixed, 0.0, times)
         moved = times - fixed

@@ -91,10 +91,8 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     spent, step = point.parts_ms.optimizer, point.step_ms
     if point.world_size != plan.ranks or spent is None or step is None:
         return ()
-    if (
-        point.straggler is not None and point.straggler.phase == "optimizer"
-    ):  # the mean has what it is late by
-        return ()
+    if point.straggler is not None and point.straggler.phase == "optimizer":
+        return ()  # the mean has what it is late by
     share = spent / step.value
     if not share.surely_above(OPTIMIZER_NOTABLE):
         return ()
@@ -326,9 +324,8 @@ def _chance(cause: str, share: Measured, point: Point, bound: float) -> float:
     if cause not in BETWEEN_ARMS or apart is None or apart.value <= 0:
         return chance(share, bound)
     of_all_arms = beyond((share.value - bound) / apart.value * student(apart.n), apart.n)
-    return (
-        max(of_all_arms, chance(share, bound)) if bound else of_all_arms
-    )  # at high confidence both have to agree
+    # At high confidence both have to agree.
+    return max(of_all_arms, chance(share, bound)) if bound else of_all_arms
 
 
 def _loses(cause: str, share: Measured, point: Point) -> bool:
