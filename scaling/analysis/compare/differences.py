@@ -1,9 +1,4 @@
-"""Settings and environment facts that differ between two runs. Pure.
-
-Cases that two runs have in common. Pure.
-
-What the ranks ran on: those that are alike are grouped.
-"""
+"""What two runs differ in and have in common: settings, facts of their machines, cases. Pure."""
 
 from __future__ import annotations
 
@@ -74,11 +69,8 @@ def settings_of(plan: Plan) -> dict[str, str]:
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        k: v
-        for k, v in _flat(environment)
-        if k not in _FACTS_IN_SETTINGS and not is_private(k) and not _secret(k)
-    }
+    flat = ((k, v) for k, v in _flat(environment) if k not in _FACTS_IN_SETTINGS)
+    return {k: v for k, v in flat if not is_private(k) and not _secret(k)}
 
 
 def _secret(key: str) -> bool:
@@ -150,27 +142,22 @@ def machines(environments: Mapping[int, Mapping[str, Any]]) -> tuple[MachineGrou
     for rank, facts in sorted(environments.items()):
         alike.setdefault(_machine(facts), []).append(rank)
     groups = []
-    for key, ranks in alike.items():
-        fields = dict(zip((*_WORDS, *_NUMBERS), key, strict=True))
+    for machine, ranks in alike.items():
         hosts = dict.fromkeys(str(environments[rank].get("hostname", "?")) for rank in ranks)
+        variables = _shared([environments[rank] for rank in ranks])
         groups.append(
-            MachineGroup(
-                hosts=tuple(hosts),
-                ranks=tuple(ranks),
-                environment=_shared([environments[rank] for rank in ranks]),
-                **fields,
-            )
+            MachineGroup(hosts=tuple(hosts), ranks=tuple(ranks), environment=variables, **dict(machine))
         )
     return tuple(groups)
 
 
-def _machine(facts: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What is shown of a rank's machine, in the order of _WORDS and _NUMBERS; None for what is not known."""
-    words = (facts.get(name) for name in _WORDS)
-    numbers = (facts.get(name) for name in _NUMBERS)
+def _machine(facts: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What is shown of a rank's machine, by name; None for what is not known."""
+    words = ((name, facts.get(name)) for name in _WORDS)
+    numbers = ((name, facts.get(name)) for name in _NUMBERS)
     return (
-        *(None if word is None else str(word) for word in words),
-        *(number if type(number) is int else None for number in numbers),
+        *((name, None if word is None else str(word)) for name, word in words),
+        *((name, number if type(number) is int else None) for name, number in numbers),
     )
 
 

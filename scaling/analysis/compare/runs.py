@@ -64,14 +64,8 @@ def split(base: Source, other: Source, ratio: Measured) -> Split:
         also=alone.log_half_width,
     )
     left = ratio.value / (compute.value * fabric.value)
-    return Split(
-        compute=compute,
-        fabric=fabric,
-        left=Measured.around_log(
-            left, _quadrature([x.log_half_width for x in (ratio, compute, fabric)]), ratio.n
-        ),
-        alone=alone,
-    )
+    half = _quadrature([x.log_half_width for x in (ratio, compute, fabric)])
+    return Split(compute=compute, fabric=fabric, left=Measured.around_log(left, half, ratio.n), alone=alone)
 
 
 def _alone(source: Source) -> Floats:
@@ -89,12 +83,10 @@ def _between(forth: Measured, back: Measured, also: float | None = 0.0) -> Measu
 
     Both rest on the same two runs, so their errors (of logarithms) are added and not taken in quadrature.
     """
-    spreads = (forth.log_half_width, back.log_half_width)
-    given = [s for s in spreads if s is not None]
-    both = sum(given) / 2 if len(given) == len(spreads) else None
-    return Measured.around_log(
-        math.sqrt(forth.value / back.value), _quadrature([both, also]), min(forth.n, back.n)
-    )
+    first, second = forth.log_half_width, back.log_half_width
+    both = None if first is None or second is None else (first + second) / 2
+    ratio = math.sqrt(forth.value / back.value)
+    return Measured.around_log(ratio, _quadrature([both, also]), min(forth.n, back.n))
 
 
 def _quadrature(spreads: Sequence[float | None]) -> float | None:
@@ -129,14 +121,13 @@ def compare(
     reasons = unlike(base, other, base_plan, other_plan)
     same_machine = same_machine and not reasons and alone(base_plan.spec) == alone(other_plan.spec)
     others = {p.world_size: p for p in other.points}
-    both = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
+    both = ((p, others[p.world_size]) for p in base.points if p.world_size in others)
     pairs = [(a, b) for a, b in both if a.step_ms or b.step_ms]
     plans = (base_plan, other_plan)
-    resolved = [
-        p.spec.cost.usd_per_gpu_hour if given is None else given
-        for p, given in zip(plans, prices, strict=True)
-    ]
-    prices = (resolved[0], resolved[1])
+    prices = (
+        base_plan.spec.cost.usd_per_gpu_hour if prices[0] is None else prices[0],
+        other_plan.spec.cost.usd_per_gpu_hour if prices[1] is None else prices[1],
+    )
     comparison = Comparison(
         schema=SCHEMA,
         base=base.run,
@@ -284,11 +275,8 @@ def _cost(base: Point, other: Point, prices: Prices) -> CostComparison:
 
 def _causes(base: Point, other: Point) -> dict[str, Measured | None]:
     """Step time of `other` minus `base` by cause, ms: compute (a rank alone), and each cause of loss."""
-    ideal = [
-        # The step without any loss. A base of several ranks has losses itself, so there is none then.
-        _product(p.efficiency, p.step_ms) if p.base_world_size == 1 else None
-        for p in (base, other)
-    ]
+    # The step without any loss. A base of several ranks has losses itself, so there is none then.
+    ideal = [_product(p.efficiency, p.step_ms) if p.base_world_size == 1 else None for p in (base, other)]
     causes = {"compute": _difference(ideal[1], ideal[0])}
     if base.loss is None or other.loss is None:
         return causes

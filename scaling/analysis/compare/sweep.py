@@ -16,7 +16,6 @@ Brown, "Bounds on the distribution functions of the Behrens-Fisher statistic", A
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
@@ -83,8 +82,8 @@ def sweep(runs: Sequence[Member]) -> Sweep:
     more = [key for key in dict.fromkeys(k for row in rows for k in row.settings) if key not in keys]
     more = [key for key in more if len({row.settings.get(key, UNSET) for row in rows}) > 1]
     shown = (*keys, *more)
-    rows = [replace(row, settings={k: row.settings.get(k, UNSET) for k in shown}) for row in rows]
-    rows = [replace(row, name=_name(row.settings)) for row in rows]
+    every = [{k: row.settings.get(k, UNSET) for k in shown} for row in rows]
+    rows = [replace(row, settings=each, name=_name(each)) for row, each in zip(rows, every, strict=True)]
     return Sweep(
         names=names,
         keys=shown,
@@ -125,10 +124,8 @@ def _same_on_other_nodes(runs: Sequence[Member], chosen: Sequence[Mapping[str, s
 
 def _names(settings: Sequence[Mapping[str, str]], ids: Sequence[str]) -> tuple[str, ...]:
     names = [_name(options) for options in settings]
-    return tuple(
-        f"{name} {id_}".strip() if names.count(name) > 1 else name
-        for name, id_ in zip(names, ids, strict=True)
-    )
+    named = zip(names, ids, strict=True)
+    return tuple(f"{name} {id_}".strip() if names.count(name) > 1 else name for name, id_ in named)
 
 
 def _name(settings: Mapping[str, str]) -> str:
@@ -191,20 +188,15 @@ def _best(runs: Sequence[Member], rows: Sequence[SweepRow]) -> Iterator[SweepBes
             continue
         best = max(members, key=lambda k: _rate(rows[k]).value)
         others = [k for k in members if k != best]
-        yield SweepBest(
-            row=best, rivals=tuple(k for k in others if not _below(runs, rows[k], rows[best], len(others)))
-        )
+        rivals = tuple(k for k in others if not _below(runs, rows[k], rows[best], len(others)))
+        yield SweepBest(row=best, rivals=rivals)
 
 
 def _kind(run: Member) -> Hashable:
     """What a sample of a run is: samples of different models or tasks are not the same amount of work."""
     model = run.plan.spec.model
-    return (
-        model.name,
-        json.dumps(model.args, sort_keys=True, default=str),
-        run.analysis.run.task,
-        model.synthetic,
-    )
+    args = json.dumps(model.args, sort_keys=True, default=str)
+    return model.name, args, run.analysis.run.task, model.synthetic
 
 
 def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow, rows: int) -> bool:
@@ -263,25 +255,26 @@ def with_allocations(comparison: Comparison, base: Sequence[Member], other: Sequ
     first, second = (
         tuple(Allocation(run=run.analysis.run.id, nodes=run.nodes) for run in side) for side in (base, other)
     )
-    comparison = dataclasses.replace(comparison, allocations=Allocations(base=first, other=second))
+    comparison = replace(comparison, allocations=Allocations(base=first, other=second))
     if not several:
         return comparison
-    return dataclasses.replace(
+    return replace(
         comparison,
         points=tuple(_point(point, base, other, len(comparison.points)) for point in comparison.points),
         cases=tuple(_case(case, base, other, len(comparison.cases)) for case in comparison.cases),
     )
 
 
-def across(base: Sequence[Measured], other: Sequence[Measured]) -> Measured | None:
-    """`other` over `base`: rates of allocations, all above 0. None with fewer than LEAST of a side.
+def across(base: Sequence[Measured | None], other: Sequence[Measured | None]) -> Measured | None:
+    """`other` over `base`: rates of allocations, of those that are known. None with fewer than LEAST of a side.
 
     `n` is the number of allocations of the side that has fewer.
     """
-    if min(len(base), len(other)) < LEAST:
+    rates = [[rate for rate in side if rate is not None and rate.value > 0] for side in (base, other)]
+    fewer = min(map(len, rates))
+    if fewer < LEAST:
         return None
-    (low, first), (high, second) = _mean(base), _mean(other)
-    fewer = min(len(base), len(other))
+    (low, first), (high, second) = map(_mean, rates)
     return Measured.around_log(math.exp(high - low), student(fewer - 1) * math.sqrt(first + second), fewer)
 
 
@@ -302,16 +295,16 @@ def _point(
     point: PointComparison, base: Sequence[Member], other: Sequence[Member], sizes: int
 ) -> PointComparison:
     first, second = (_rates(side, point.world_size) for side in (base, other))
-    ratio = across(_known(first), _known(second))
+    ratio = across(first, second)
     if ratio is None or point.ratio is None:
         return point
     per_usd = point.cost.per_usd
     priced = per_usd and ratio * (per_usd.value / point.ratio.value)
-    return dataclasses.replace(
+    return replace(
         point,
         ratio=ratio,
         distinguishable=among(ratio, sizes).differs_from(1, by=drift(point.control)),
-        cost=dataclasses.replace(point.cost, per_usd=priced),
+        cost=replace(point.cost, per_usd=priced),
         allocations=AllocationRates(base=first, other=second),
     )
 
@@ -333,14 +326,10 @@ def _case(
         ]
         for side in (base, other)
     )
-    ratio = across(_known(first), _known(second))
+    ratio = across(first, second)
     if ratio is None or case.ratio is None:
         return case
-    return dataclasses.replace(case, ratio=ratio, distinguishable=among(ratio, cases).differs_from(1))
-
-
-def _known(rates: Sequence[Measured | None]) -> list[Measured]:
-    return [rate for rate in rates if rate is not None and rate.value > 0]
+    return replace(case, ratio=ratio, distinguishable=among(ratio, cases).differs_from(1))
 
 
 def _settings(run: Member) -> dict[str, str]:
@@ -358,9 +347,5 @@ def _on_other_nodes(base: Member, other: Member) -> bool:
     """Whether two runs of different settings are known to have run on different nodes of a Slurm cluster."""
     by_slurm = "slurm" in (base.plan.spec.launcher, other.plan.spec.launcher)
     located = base.nodes and other.nodes
-    return (
-        bool(located)
-        and by_slurm
-        and set(base.nodes) != set(other.nodes)
-        and _settings(base) != _settings(other)
-    )
+    elsewhere = bool(located) and by_slurm and set(base.nodes) != set(other.nodes)
+    return elsewhere and _settings(base) != _settings(other)

@@ -113,8 +113,8 @@ def of_ranks(distinct: Sequence[Difference], ranks: Sequence[int]) -> tuple[str,
         mine = [v for v in item.values if set(v.ranks) & set(ranks)]
         if all(set(v.ranks) <= set(ranks) for v in mine):
             theirs = [v for v in item.values if v not in mine]
-            here, there = (", ".join(_text(v.value) for v in values) for values in (mine, theirs))
-            sentences.append(f"{item.key} is {here} instead of {there}")
+            ours, others = (", ".join(_text(v.value) for v in values) for values in (mine, theirs))
+            sentences.append(f"{item.key} is {ours} instead of {others}")
     return tuple(sentences)
 
 
