@@ -1,8 +1,7 @@
 """Join telemetry to blocks by time: throttled blocks, the cost of lower clocks, the power of the devices.
 
-Samples carry their host's clock, so they join with blocks by the times on it (scaling.records.rank_file).
-
-What the analysis joins with the steps from one host's telemetry: device samples, states, stolen time. Pure.
+Samples carry their host's clock, so they join with blocks by the times on it (scaling.records.rank_file). Also what one
+host's telemetry tells beside the steps: states, stolen time. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from scaling.analysis.decompose.quantities import SHOWN, TrialRecords
 from scaling.analysis.results import DeviceClocks, Throttled
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
 from scaling.hardware.nvml import reasons_of
-from scaling.hardware.telemetry import HostRecord, Sample
+from scaling.hardware.telemetry import HostRecord
 from scaling.records.tables import Frame, in_memory
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
@@ -59,13 +58,13 @@ class DeviceSamples:
         device: str = "",
     ) -> DeviceSamples:
         """From a value for each time; None: not reported."""
-        mhz, watts = (
-            np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-            for values in (sm_mhz, power_w)
+        return cls(
+            time_ns=np.array(time_ns, dtype=np.int64),
+            sm_mhz=np.array(sm_mhz, dtype=np.float64),
+            power_w=np.array(power_w, dtype=np.float64),
+            reasons=np.array([_NO_REASONS if bits is None else bits for bits in reasons], dtype=np.int64),
+            device=device,
         )
-        bits = np.array([_NO_REASONS if value is None else value for value in reasons], dtype=np.int64)
-        times = np.array(time_ns, dtype=np.int64)
-        return cls(time_ns=times, sm_mhz=mhz, power_w=watts, reasons=bits, device=device)
 
 
 def with_telemetry(blocks: pl.DataFrame, samples: Mapping[tuple[int, int], DeviceSamples]) -> pl.DataFrame:
@@ -82,27 +81,23 @@ def with_telemetry(blocks: pl.DataFrame, samples: Mapping[tuple[int, int], Devic
         "sm_mhz": np.full(blocks.height, np.nan),
         "power_w": np.full(blocks.height, np.nan),
         "reasons": np.full(blocks.height, _NO_REASONS),
-        "device": np.full(blocks.height, -1),
+        "device": np.full(blocks.height, None, dtype=object),
     }
-    devices: dict[str, int] = {}
     for (launch, rank), rows in keys.partition_by("launch", "rank", as_dict=True).items():
         sampled = samples.get((launch, rank))
         if sampled is not None and len(sampled.time_ns):
             at = rows["at"].to_numpy()
             for name, values in _beside(sampled, begin[at], end[at]).items():
                 shown[name][at] = values
-            if sampled.device:
-                shown["device"][at] = devices.setdefault(sampled.device, len(devices))
+            shown["device"][at] = sampled.device or None
     reasons = pl.Series(shown["reasons"])
     reasons = reasons.set(reasons == _NO_REASONS, None)
-    names = pl.Series([*devices], dtype=pl.String)
-    device = pl.Series(shown["device"])
     columns = {
         "sm_mhz": pl.Series(shown["sm_mhz"]).fill_nan(None),
         "power_w": pl.Series(shown["power_w"]).fill_nan(None),
         "reasons": reasons,
         "throttled": (reasons & SLOWDOWNS) != 0,
-        "device": names.gather(device.set(device < 0, None)),
+        "device": pl.Series(shown["device"].tolist(), dtype=pl.String),
     }
     return blocks.hstack(pl.DataFrame(columns, schema=SHOWN))
 
@@ -252,12 +247,11 @@ def device_samples(host: HostRecord, index: int) -> DeviceSamples:
     """The samples of the host's device with this NVML index, in order of time."""
     samples = [sample for sample in host.samples if index < len(sample.gpus)]
     gpus = [sample.gpus[index] for sample in samples]
-    milliwatts = [gpu.get("power_mw") for gpu in gpus]
     return DeviceSamples.of(
         [sample.time_ns for sample in samples],
         sm_mhz=[gpu.get("sm_mhz") for gpu in gpus],
         reasons=[gpu.get("reasons") for gpu in gpus],
-        power_w=[None if value is None else value / 1e3 for value in milliwatts],
+        power_w=[None if (mw := gpu.get("power_mw")) is None else mw / 1e3 for gpu in gpus],
         device=f"{host.host}/{index}",
     )
 
@@ -279,8 +273,14 @@ def states(host: HostRecord, index: int | None) -> Iterator[dict[str, float]]:
 
 def stolen_shares(host: HostRecord) -> list[float]:
     """Share of the busy time between each two samples that the hypervisor gave to others; empty where it is unknown."""
-    shares = (_stolen_share(before, sample) for before, sample in itertools.pairwise(host.samples))
-    return [share for share in shares if share is not None]
+    shares = []
+    for before, sample in itertools.pairwise(host.samples):
+        span, counters = sample.time_ns - before.time_ns, (before.system, sample.system)
+        busy, lost = (_rate(*counters, f"cpu_{name}_ns", span) for name in ("busy", "stolen"))
+        if busy is not None and lost is not None:
+            # At least one processor's whole time counts as busy, so that an idle machine shows no large share.
+            shares.append(lost / max(busy, 1.0))
+    return shares
 
 
 def pressed(host: HostRecord) -> dict[str, float]:
@@ -292,13 +292,6 @@ def pressed(host: HostRecord) -> dict[str, float]:
     span = last.time_ns - first.time_ns
     rates = {name: _rate(before, after, name, span) for name in ("cpu", "memory", "io")}
     return {name: rate for name, rate in rates.items() if rate is not None}
-
-
-def _stolen_share(before: Sample, sample: Sample) -> float | None:
-    """The busy time counts as one processor's whole time at least, so that an idle machine shows no large share."""
-    span = sample.time_ns - before.time_ns
-    busy, lost = (_rate(before.system, sample.system, f"cpu_{name}_ns", span) for name in ("busy", "stolen"))
-    return None if busy is None or lost is None else lost / max(busy, 1.0)
 
 
 def _rate(before: dict[str, Any], after: dict[str, Any], name: str, span_ns: int) -> float | None:

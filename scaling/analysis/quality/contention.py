@@ -30,18 +30,7 @@ CONTENDED_SHARE = 0.1
 """A warning is given if more than this share of the blocks is contended."""
 
 
-JUDGED = (
-    "launch",
-    "round",
-    "block",
-    "rank",
-    "arm",
-    "begin_ns",
-    "end_ns",
-    "cpu_ns",
-    "thread_cpu_ns",
-    "delayed_ns",
-)
+JUDGED = "launch round block rank arm begin_ns end_ns cpu_ns thread_cpu_ns delayed_ns".split()
 """Columns of blocks that are looked at."""
 
 
@@ -143,13 +132,10 @@ def doubts(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) -> t
     """The reason why every finding is only a hint, if other programs ran. `blocks`: judged ones."""
     if _crowded(blocks):
         return (f"{_others(plan)} were running on this machine, so this is a hint, not a finding",)
-    hosts = [host.hostname for host in stolen if host.notable]
+    if not (hosts := [host.hostname for host in stolen if host.notable]):
+        return ()
     return (
-        (
-            f"the hypervisor took processor time away from {', '.join(hosts)}, so this is a hint, not a finding",
-        )
-        if hosts
-        else ()
+        f"the hypervisor took processor time away from {', '.join(hosts)}, so this is a hint, not a finding",
     )
 
 
@@ -160,14 +146,12 @@ def unquiet(point: Point, seconds_a_round: float, stolen: Sequence[Stolen] = ())
         return ()
     rounds = point.efficiency.n
     more = math.ceil(rounds * (apart.value / NOTABLE) ** 2)
-    takes = "it takes a quieter machine"
+    takes = "a quieter machine"
     if more <= MORE_MOST * rounds:
-        takes = (
-            f"it takes about {more} rounds ({format_duration(more * seconds_a_round)}), or a quieter machine"
-        )
+        takes = f"about {more} rounds ({format_duration(more * seconds_a_round)}), or {takes}"
     quiet = (
         f"this machine was not quiet enough for less than {apart.value:.0%} of the step, by which equal blocks of this "
-        f"run come out apart; for {NOTABLE:.0%} {takes}"
+        f"run come out apart; for {NOTABLE:.0%} it takes {takes}"
     )
     names = {"cpu": "a core", "memory": "memory", "io": "a disk"}
     waits = [f"{names[name]} {share:.0%}" for host in stolen[:1] for name, share in host.pressed.items()]
@@ -181,13 +165,11 @@ def beside(steps: pl.DataFrame, blocks: pl.DataFrame, world_size: int) -> tuple[
     The answer is taken from the nearest judged block (`blocks`) of the same round, on any rank of `world_size`.
     None where the round has no such block, or the kernel does not report waiting.
     """
+    middle_ns = (pl.col("begin_ns").min() + pl.col("end_ns").max()) // 2
     middles = (
         blocks.filter(pl.col("rank") < world_size)
         .group_by("launch", "round", "block")
-        .agg(
-            middle_ns=(pl.col("begin_ns").min() + pl.col("end_ns").max()) // 2,
-            contended=pl.col("contended").max(),
-        )
+        .agg(middle_ns=middle_ns, contended=pl.col("contended").max())
     )
     nearest = (
         steps.select("launch", "round", "begin_ns")

@@ -1,9 +1,4 @@
-"""Find memory that grows with the steps: a leak that would end a long run.
-
-Environment variables with which events on a GPU's streams no longer time what they are taken to time.
-
-Check transfer by the merged clocks against the shortest duration on one rank's own clock. Pure.
-"""
+"""Memory that grows with the steps, and why stamps of a device may not time what they are taken to time. Pure."""
 
 from __future__ import annotations
 
@@ -36,13 +31,9 @@ def growth(memory: Frame, blocks: Frame) -> tuple[MemoryGrowth, ...]:
     The growth is the Theil-Sen slope of what was held after each block over the steps until then,
     lead-in included: the median of the slopes between all pairs, with its 95 % interval.
     """
-    return tuple(_of_ranks(in_memory(memory), blocks))
-
-
-def _of_ranks(memory: pl.DataFrame, blocks: Frame) -> Iterator[MemoryGrowth]:
     keys = ["launch", "rank", "block"]
     facts = in_memory(blocks.select([*keys, "arm", "begin_ns", "lead_in", "steps"]))
-    joined = memory.join(facts, on=keys, how="inner")
+    joined = in_memory(memory).join(facts, on=keys, how="inner")
     rows = joined.sort("launch", "rank", "begin_ns").with_columns(
         # blocks of bare exchanges have no training steps
         run=pl.when(pl.col("arm").is_in(STEP_ARMS)).then(pl.col("lead_in") + pl.col("steps")).otherwise(0)
@@ -53,10 +44,12 @@ def _of_ranks(memory: pl.DataFrame, blocks: Frame) -> Iterator[MemoryGrowth]:
     sizes = {kind: rows[f"{kind}_bytes"] for kind in ("host", "device")}
     present = {kind: np.split(column.is_not_null().to_numpy(), begins[1:]) for kind, column in sizes.items()}
     values = {kind: np.split(column.fill_null(0).to_numpy(), begins[1:]) for kind, column in sizes.items()}
+    growths: list[MemoryGrowth] = []
     for at, (launch, rank) in enumerate(places[begins].tolist()):
         for kind in sizes:
             if present[kind][at].all() and values[kind][at].min():
-                yield from _growth(launch, rank, kind, run[at].cumsum(), values[kind][at])
+                growths += _growth(launch, rank, kind, run[at].cumsum(), values[kind][at])
+    return tuple(growths)
 
 
 def _growth(launch: int, rank: int, kind: str, steps: Ints, sizes: Ints) -> Iterator[MemoryGrowth]:

@@ -62,11 +62,8 @@ class Others:
 
 def others(tables: Tables) -> Others:
     """What a tap saw of them in detailed steps; nothing where there are none."""
-    rows = in_memory(
-        tables.buckets.filter(
-            (pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("phase") == PHASES.index("other"))
-        )
-    )
+    beside = (pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("phase") == PHASES.index("other"))
+    rows = in_memory(tables.buckets.filter(beside))
     if rows.is_empty():
         return Others()
     steps = in_memory(_stamped(tables).filter(pl.col("detailed")))
