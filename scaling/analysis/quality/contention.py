@@ -30,10 +30,6 @@ CONTENDED_SHARE = 0.1
 """A warning is given if more than this share of the blocks is contended."""
 
 
-JUDGED = "launch round block rank arm begin_ns end_ns cpu_ns thread_cpu_ns delayed_ns".split()
-"""Columns of blocks that are looked at."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stolen:
     """One machine's samples: the share of busy processor time that its hypervisor gave to other machines."""
@@ -56,7 +52,8 @@ class Stolen:
 
 def judged(tables: Tables, plan: Plan) -> pl.DataFrame:
     """The blocks that show whether other programs ran, with `contended`: null where the kernel does not tell."""
-    blocks = tables.blocks.select(JUDGED)
+    times = ("begin_ns", "end_ns", "cpu_ns", "thread_cpu_ns", "delayed_ns")
+    blocks = tables.blocks.select("launch", "round", "block", "rank", "arm", *times)
     solo = alone(blocks)
     together = [PLAIN, PROBE] if plan.kind.followed else [THROUGHPUT, TRAINING]
     beside = in_memory(blocks.filter(pl.col("arm").is_in(together)))

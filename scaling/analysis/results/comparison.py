@@ -1,9 +1,4 @@
-"""Two runs side by side.
-
-Several runs as one table.
-
-A prediction of a run under settings that were not measured.
-"""
+"""Two runs side by side, several as one table, and a prediction of one under settings that were not measured."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""What the ranks of a run ran on, with equal ranks grouped.
-
-The hosts of a run compared with each other.
-
-How far the ranks' own steps are apart, of more ranks than a table can show.
-
-What the links reached, what NCCL logged, and laws fitted over world sizes.
-
-A step compared with the ceilings of its device.
-"""
+"""What a run ran on: its machines, hosts and ranks compared with each other, its links, and its device's ceilings."""
 
 from __future__ import annotations
 

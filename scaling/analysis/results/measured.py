@@ -3,8 +3,6 @@
 Two measured numbers are combined as independent ones: half-widths add in quadrature (of the ratio: relative ones).
 What was measured in the same rounds is not independent; its formula goes through `scaling.analysis.statistics.rounds`,
 which resamples the rounds. A plain number has no error, so it scales or shifts both ends alike.
-
-Results that belong to one world size.
 """
 
 from __future__ import annotations
@@ -160,10 +158,7 @@ class Measured:
     __radd__ = __add__
 
     def __sub__(self, other: float | Measured) -> Measured:
-        if isinstance(other, Measured):
-            half = _quadrature(self.half_width, other.half_width)
-            return Measured.around(self.value - other.value, half, min(self.n, other.n))
-        return self.mapped(lambda x: x - other)
+        return self + -other
 
     def __rsub__(self, other: float) -> Measured:
         return -self + other

@@ -1,9 +1,4 @@
-"""A scaling study: separate launches of one script at several world sizes, read together.
-
-Strategies that were measured side by side in one launch.
-
-Runs by case: tables of batch, precision and what else was varied.
-"""
+"""Results of several runs or variants: studies of separate launches, strategies side by side, tables of cases."""
 
 from __future__ import annotations
 

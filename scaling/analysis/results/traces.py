@@ -1,7 +1,4 @@
-"""What profiler traces show besides a run's results: the objects in `trace` of analysis.json.
-
-Single steps: a typical one on all ranks, and all steps of one rank.
-"""
+"""What profiler traces show besides a run's results (`trace` of analysis.json), and single steps of any run."""
 
 from __future__ import annotations
 
