@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scaling.analysis.results import NO_CAUSE, SCHEMA, Analysis, Measured, Point, SelfTest, SelfTestCase
@@ -79,11 +79,10 @@ INJECTS = {"forward": "compute"}
 """Phase of a step -> the override `inject.NAME_ms` that stalls it, where their names differ."""
 
 
-def stalled(phase: str, stall_ms: float, rank: int | None = None) -> Iterable[str]:
+def stalled(phase: str, stall_ms: float, rank: int | None = None) -> str:
     """Overrides that stall a phase, on one rank or on all."""
-    if rank is not None:
-        yield f"inject.rank={rank}"
-    yield f"inject.{INJECTS.get(phase, phase)}_ms={stall_ms:g}"
+    where = "" if rank is None else f"inject.rank={rank} "
+    return f"{where}inject.{INJECTS.get(phase, phase)}_ms={stall_ms:g}"
 
 
 ATTRIBUTION_BAR = 0.10
@@ -138,12 +137,7 @@ def summary(cases: Sequence[SelfTestCase], planned: int) -> SelfTest:
     )
 
 
-def words(line: str) -> tuple[str, ...]:
-    """The overrides of a command line."""
-    return tuple(line.split())
-
-
-_BASE = words(
+_BASE = (
     "world_sizes=[2] topology=emulated_pcie topology.link.rate=3200mbit model=synthetic model.compute_ms=40 "
     "model.layers=8 model.param_mb=0.25 measure=quick measure.steps=4 measure.rounds_min=4 measure.rounds_max=4 "
     "measure.budget_s=40 measure.fabric_max=4MiB tracking=disabled"
@@ -156,44 +150,42 @@ def _transfer_ms(param_mb: float, rate_mbit: float, times: int = 1) -> float:
     return times * param_mb * _MB * 8e3 / (rate_mbit * 1e6 * TCP_PAYLOAD_SHARE)
 
 
-def _case(*overrides: str, **expected: Any) -> FaultCase:
-    return FaultCase(overrides=(*_BASE, *overrides), **expected)
+def _case(overrides: str, **expected: Any) -> FaultCase:
+    return FaultCase(overrides=(*_BASE.split(), *overrides.split()), **expected)
 
 
-def _straggler(rank: int, phase: str, stall_ms: float) -> FaultCase:
+def _straggler(rank: int) -> FaultCase:
     return _case(
-        *stalled(phase, stall_ms, rank),
-        name=f"rank {rank} late in {phase}",
+        stalled("forward", STALL_MS, rank),
+        name=f"rank {rank} late in forward",
         accepted=("straggler",),
-        expected_ms=stall_ms,
+        expected_ms=STALL_MS,
         attributed_ms=straggler_ms,
         rank=rank,
-        phase=phase,
+        phase="forward",
     )
 
 
-def _stall(phase: str, stall_ms: float) -> FaultCase:
+def _stall(phase: str) -> FaultCase:
     """Every rank is late in one phase."""
     return _case(
-        *stalled(phase, stall_ms),
+        stalled(phase, STALL_MS),
         name=f"{phase} stall",
         accepted=(phase,),
-        expected_ms=stall_ms,
+        expected_ms=STALL_MS,
         attributed_ms=loss_ms(phase),
     )
 
 
+STALL_MS = 25
 LINK = ("link_bandwidth", "link_latency", "communication")
-_ONE_BUCKET = "ddp.bucket_cap_mb=64"
 CASES: tuple[FaultCase, ...] = (
     _case("model.compute_ms=70", name="control, two hosts", accepted=NO_CAUSE),
-    _case("model.compute_ms=90", "model.layers=16", name="control, longer steps", accepted=NO_CAUSE),
-    _straggler(0, "forward", 25),
-    _straggler(1, "forward", 25),
+    _case("model.compute_ms=90 model.layers=16", name="control, longer steps", accepted=NO_CAUSE),
+    _straggler(0),
+    _straggler(1),
     _case(
-        "topology.link.rate=500mbit",
-        "model.param_mb=4",
-        _ONE_BUCKET,
+        "topology.link.rate=500mbit model.param_mb=4 ddp.bucket_cap_mb=64",
         name="slow link",
         accepted=("link_bandwidth",),
         possible=("link_latency",),
@@ -201,19 +193,13 @@ CASES: tuple[FaultCase, ...] = (
         attributed_ms=loss_ms(*LINK),
     ),
     _case(
-        "model.param_mb=0.5",
-        "model.layers=64",
-        "model.compute_ms=10",
-        "ddp.bucket_cap_mb=0.001",
+        "model.param_mb=0.5 model.layers=64 model.compute_ms=10 ddp.bucket_cap_mb=0.001",
         name="tiny buckets",
         accepted=("link_latency",),
         possible=("strategy_overhead", "overlap", "host", "link_bandwidth", "straggler", "neighbours"),
     ),
     _case(
-        "topology.link.rate=1gbit",
-        "model.param_mb=2",
-        _ONE_BUCKET,
-        "accumulation_steps=4",
+        "topology.link.rate=1gbit model.param_mb=2 ddp.bucket_cap_mb=64 accumulation_steps=4 "
         "inject.wrong_no_sync=true",
         name="no_sync left out",
         accepted=("link_bandwidth",),
@@ -221,12 +207,10 @@ CASES: tuple[FaultCase, ...] = (
         expected_ms=_transfer_ms(2, 1000, times=4),
         attributed_ms=loss_ms(*LINK),
     ),
-    _stall("input", 25),
-    _stall("host", 25),
+    _stall("input"),
+    _stall("host"),
     _case(
-        "inject.contention=2",
-        "measure.rounds_min=3",
-        "measure.budget_s=14",
+        "inject.contention=2 measure.rounds_min=3 measure.budget_s=14",
         name="busy processes",
         accepted=NO_CAUSE,
         contended=True,
@@ -235,11 +219,7 @@ CASES: tuple[FaultCase, ...] = (
 """What `scaling selftest` runs."""
 MORE: tuple[FaultCase, ...] = (
     _case(
-        "topology.link.rate=1gbit",
-        "model.param_mb=1",
-        _ONE_BUCKET,
-        "inject.rank=1",
-        "inject.link_rate=100mbit",
+        "topology.link.rate=1gbit model.param_mb=1 ddp.bucket_cap_mb=64 inject.rank=1 inject.link_rate=100mbit",
         name="one host's link at a tenth",
         accepted=("slow_path",),
         possible=LINK,
@@ -250,68 +230,60 @@ MORE: tuple[FaultCase, ...] = (
 """What `--full` adds, beside cases of real models (scaling.analysis.selftest.grade)."""
 
 LATE_MS = 40
-COMMON = words(
+COMMON = (
     "topology=emulated_pcie topology.link.rate=2gbit world_sizes=[2] measure=quick measure.steps=4 "
     "measure.lead_in=1 measure.rounds_min=4 measure.rounds_max=4 measure.budget_s=12 measure.fabric_max=256KiB "
     "tracking=disabled"
 )
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "cnn": words("model=highmem_cnn model.channels=16 model.hidden=8 batch_per_rank=72"),
-    "cnn with BatchNorm": words("model=highmem_cnn_bn model.channels=16 model.hidden=8 batch_per_rank=72"),
-    "resnet": words(
-        "model=resnet18 model.depths=[1,1] model.widths=[16,32] model.image=48 model.classes=10 "
-        "batch_per_rank=16"
-    ),
-    "vit": words(
-        "model=vit model.width=64 model.layers=2 model.heads=2 model.feedforward=128 model.image=64 "
-        "model.patch=8 model.classes=10 batch_per_rank=24"
-    ),
-    "gpt2": words(
-        "model=gpt2 model.width=64 model.layers=2 model.heads=2 model.vocabulary=512 model.context=64 "
-        "model.sequence=64 batch_per_rank=12"
-    ),
-    "detection": words(
-        "model=yolos_tiny model.width=64 model.layers=2 model.heads=2 model.feedforward=128 "
-        "model.position_grid=[64,64] model.queries=10 model.objects=3 model.height=64 "
-        "model.image=64 batch_per_rank=16"
-    ),
+FAMILIES: Mapping[str, str] = {
+    "cnn": "model=highmem_cnn model.channels=16 model.hidden=8 batch_per_rank=72",
+    "cnn with BatchNorm": "model=highmem_cnn_bn model.channels=16 model.hidden=8 batch_per_rank=72",
+    "resnet": "model=resnet18 model.depths=[1,1] model.widths=[16,32] model.image=48 model.classes=10 "
+    "batch_per_rank=16",
+    "vit": "model=vit model.width=64 model.layers=2 model.heads=2 model.feedforward=128 model.image=64 "
+    "model.patch=8 model.classes=10 batch_per_rank=24",
+    "gpt2": "model=gpt2 model.width=64 model.layers=2 model.heads=2 model.vocabulary=512 model.context=64 "
+    "model.sequence=64 batch_per_rank=12",
+    "detection": "model=yolos_tiny model.width=64 model.layers=2 model.heads=2 model.feedforward=128 "
+    "model.position_grid=[64,64] model.queries=10 model.objects=3 model.height=64 model.image=64 batch_per_rank=16",
 }
 LOST = ("neighbours", "strategy_overhead", "overlap", *LINK)
 """What these models really lose on two cores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What is injected, and the causes of which one has to be the first verdict."""
-
-    overrides: tuple[str, ...]
-    accepted: tuple[str, ...]
-    late_in: str = ""
-    """The phase of the late rank."""
-    costs_ms: float | None = None
-    """Cost of the late rank, or of every rank's input, ms per step."""
-    contended: bool = False
+def _fault(name: str, overrides: str, accepted: Sequence[str], **expected: Any) -> FaultCase:
+    """What is injected into any family; `overrides`: beside those of the family and of a late rank."""
+    return FaultCase(
+        name=name, overrides=tuple(overrides.split()), accepted=tuple(accepted), possible=LOST, **expected
+    )
 
 
-def _late(phase: str) -> Fault:
-    return Fault(overrides=(), accepted=("straggler",), late_in=phase, costs_ms=LATE_MS)
+def _late(phase: str) -> FaultCase:
+    return _fault(
+        f"late in {phase}", "", ("straggler",), expected_ms=LATE_MS, attributed_ms=straggler_ms, phase=phase
+    )
 
 
-FAULTS: Mapping[str, Fault] = {
-    "late in input": _late("input"),
-    "slow link": Fault(overrides=("topology.link.rate=40mbit",), accepted=LINK),
-    "late in forward": _late("forward"),
-    "forgotten no_sync": Fault(
-        overrides=("accumulation_steps=4", "inject.wrong_no_sync=true", "topology.link.rate=100mbit"),
-        accepted=LINK,
+_SLOW = "topology.link.rate=100mbit"
+_EVERY_FAULT = (
+    _late("input"),
+    _fault("slow link", "topology.link.rate=40mbit", LINK),
+    _late("forward"),
+    _fault("forgotten no_sync", f"accumulation_steps=4 inject.wrong_no_sync=true {_SLOW}", LINK),
+    _late("backward"),
+    _fault(
+        "slow loader",
+        stalled("input", LATE_MS),
+        ("input",),
+        expected_ms=LATE_MS,
+        attributed_ms=loss_ms("input"),
     ),
-    "late in backward": _late("backward"),
-    "slow loader": Fault(overrides=tuple(stalled("input", LATE_MS)), accepted=("input",), costs_ms=LATE_MS),
-    "late in optimizer": _late("optimizer"),
-    "small buckets": Fault(overrides=("ddp.bucket_cap_mb=0.01", "topology.link.rate=100mbit"), accepted=LINK),
-    "late in host": _late("host"),
-    "contention": Fault(overrides=("inject.contention=2",), accepted=(*NO_CAUSE, *LOST), contended=True),
-}
+    _late("optimizer"),
+    _fault("small buckets", f"ddp.bucket_cap_mb=0.01 {_SLOW}", LINK),
+    _late("host"),
+    _fault("contention", "inject.contention=2", (*NO_CAUSE, *LOST), contended=True),
+)
+FAULTS: Mapping[str, FaultCase] = {fault.name: fault for fault in _EVERY_FAULT}
 _PART = (0, 1, 3)
 
 
@@ -323,39 +295,28 @@ def _families_of(k: int) -> list[str]:
     return [family for index, family in enumerate(every) if (index in part) == first]
 
 
-def _model_case(family: str, name: str, rank: int) -> FaultCase:
-    fault = FAULTS[name]
-    late = fault.late_in
-    return FaultCase(
-        name=f"{family}, rank {rank} {name}" if late else f"{family}, {name}",
-        overrides=(
-            *COMMON,
-            *FAMILIES[family],
-            *fault.overrides,
-            *(stalled(late, LATE_MS, rank) if late else ()),
-        ),
-        accepted=fault.accepted,
-        possible=LOST,
-        expected_ms=fault.costs_ms,
-        attributed_ms=None if fault.costs_ms is None else straggler_ms if late else loss_ms("input"),
+def _model_case(family: str, fault: FaultCase, rank: int) -> FaultCase:
+    late = fault.phase
+    stall = stalled(late, LATE_MS, rank).split() if late else ()
+    return replace(
+        fault,
+        name=f"{family}, rank {rank} {fault.name}" if late else f"{family}, {fault.name}",
+        overrides=(*COMMON.split(), *FAMILIES[family].split(), *fault.overrides, *stall),
         rank=rank if late else None,
-        phase=late,
-        contended=fault.contended,
     )
 
 
 def _control(family: str) -> FaultCase:
-    return FaultCase(
-        name=f"{family}, control", overrides=(*COMMON, *FAMILIES[family]), accepted=(*NO_CAUSE, *LOST)
-    )
+    overrides = (*COMMON.split(), *FAMILIES[family].split())
+    return FaultCase(name=f"{family}, control", overrides=overrides, accepted=(*NO_CAUSE, *LOST))
 
 
 def _design() -> tuple[FaultCase, ...]:
     return (
         *map(_control, FAMILIES),
         *(
-            _model_case(family, name, (k + turn) % 2)
-            for k, name in enumerate(FAULTS)
+            _model_case(family, fault, (k + turn) % 2)
+            for k, fault in enumerate(FAULTS.values())
             for turn, family in enumerate(_families_of(k))
         ),
     )
