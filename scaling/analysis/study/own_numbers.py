@@ -70,18 +70,14 @@ def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[st
     )
     rates = [k for k, name in enumerate(names) if k != count and (_RATES.search(name) or _TIMES.search(name))]
     value = rates[0] if rates else 1 - min(count, 1)
-    units = {
-        figure[3] or ""
-        for words in body
-        if value < len(words) and (figure := _FIGURE.fullmatch(words[value]))
-    }
+    figures = [_FIGURE.fullmatch(words[value]) for words in body if value < len(words)]
+    units = {figure[3] or "" for figure in figures if figure}
     if len(units) > 1:
         raise InputError(f"{where}: units {', '.join(sorted(units))} in one column; one unit is expected")
     name = (names[value] if value < len(names) else "") + "".join(f" ({unit})" for unit in units if unit)
     seconds = bool(_TIMES.search(name)) and not _RATES.search(name)
-    whole_job = (
-        seconds and bool(_WHOLE.search(name)) and not re.search("step|iter|batch", name, re.IGNORECASE)
-    )
+    of_steps = re.search("step|iter|batch", name, re.IGNORECASE)
+    whole_job = seconds and bool(_WHOLE.search(name)) and not of_steps
     totals: dict[int, list[float]] = {}
     for number, words in enumerate(body, 2 if names else 1):
         cells = [count, value] if hosts is None else [count, value, hosts]
@@ -109,8 +105,7 @@ def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[st
 def concluded(numbers: Sequence[OwnNumber]) -> tuple[str, ...]:
     """Sentences: where it breaks, and why the numbers may not be what they seem."""
     first, last = numbers[0], numbers[-1]
-    sentences = []
-    steps = list(pairwise(numbers))
+    sentences, steps = [], list(pairwise(numbers))
     breaks = next((s for s in steps if (s[1].kept or 0) < KEPT), None)
     if breaks is None:
         sentences.append(
@@ -177,15 +172,13 @@ def _table(text: str, where: str) -> list[list[str]]:
     """Cells by row, with decimal points alone; the separator is the first of tab, `;`, `|` and `,` that is there."""
     lines = [line.strip().strip("|").strip() for line in text.splitlines()]
     mark = next((mark for mark in "\t;|," if mark in text), None)
-    if mark is None:
-        rows = [line.split() for line in lines]
-    else:
-        try:
-            rows = [
-                [c.strip() for c in row] for row in csv.reader(lines, delimiter=mark, skipinitialspace=True)
-            ]
-        except csv.Error as error:
-            raise InputError(f"{where}: {error}; {EXPECTED}") from error
+    try:
+        read = [line.split() for line in lines]
+        if mark is not None:
+            read = list(csv.reader(lines, delimiter=mark, skipinitialspace=True))
+    except csv.Error as error:
+        raise InputError(f"{where}: {error}; {EXPECTED}") from error
+    rows = [[cell.strip() for cell in row] for row in read]
     cells = [c for row in rows for c in row if _DECIMAL_COMMA.fullmatch(c)]
     if any(not _THOUSANDS.fullmatch(c) for c in cells):
         return [[_decimal_point(c) if c[:1].isdigit() else c for c in row] for row in rows]
@@ -202,7 +195,7 @@ def _decimal_point(cell: str) -> str:
 def _number(word: str) -> float | None:
     """A number and its unit; `k` and `M` behind it are thousands and millions."""
     figure = _FIGURE.fullmatch(word)
-    value = (
-        float(figure[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(figure[2] or "", 1.0) if figure else math.inf
-    )
+    if figure is None:
+        return None
+    value = float(figure[1]) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(figure[2] or "", 1.0)
     return value if math.isfinite(value) else None

@@ -1,9 +1,4 @@
-"""What the run at one world size brings to a study: its steps launch by launch, and its phases as shares. Pure.
-
-What a study's intervals cover, what its runs do not have in common, and how good their records are. Pure.
-
-Name what limits each world size of a study. Pure.
-"""
+"""What the run at one world size brings to a study, what is said of the runs together, and what limits each. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from scaling.analysis.quality.untracked_traffic import of_hidden_waits
 from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
-from scaling.analysis.statistics.rounds import Formula, Rounds
+from scaling.analysis.statistics.rounds import Floats, Means
 from scaling.analysis.verdicts.verdict import SCALES_WELL, confidence_of, uncertain
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
@@ -65,22 +60,19 @@ def read_size(path: str, analysis: Analysis, run: RunRecords) -> Size:
     steps, launch = rounds.values[PLAIN], rounds.launch
     finite = np.isfinite(steps)
     means = tuple(float(steps[finite & (launch == k)].mean()) for k in np.unique(launch[finite]))
+
+    def share(m: Means, *phases: str) -> Floats:
+        """Phases of the typical ranks as a fraction of the step with phase stamps."""
+        return sum((m[f"typical.{PROBE}.{phase}"] for phase in phases), np.zeros(1)) / m[PROBE]
+
     measured = {
-        "compute": _share(rounds, *COMPUTE),
-        "input": _share(rounds, "input"),
-        "host": _share(rounds, "host"),
-        "waits": rounds.measure(
-            lambda m: 1 - sum((m[f"typical.{PROBE}.{phase}"] for phase in PHASES), np.zeros(1)) / m[PROBE]
-        ),
+        "compute": rounds.measure(lambda m: share(m, *COMPUTE)),
+        "input": rounds.measure(lambda m: share(m, "input")),
+        "host": rounds.measure(lambda m: share(m, "host")),
+        "waits": rounds.measure(lambda m: 1 - share(m, *PHASES)),
     }
-    shares = {name: share for name, share in measured.items() if share is not None}
+    shares = {name: number for name, number in measured.items() if number is not None}
     return Size(path=path, plan=plan, analysis=analysis, launch_ns=means, shares=shares)
-
-
-def _share(rounds: Rounds, *phases: str) -> Measured | None:
-    """Phases of the typical ranks as a fraction of the step with phase stamps."""
-    share: Formula = lambda m: sum((m[f"typical.{PROBE}.{p}"] for p in phases), np.zeros(1)) / m[PROBE]  # noqa: E731
-    return rounds.measure(share)
 
 
 LAUNCHES_DIFFER = "another launch of the same script can be up to a fifth slower or faster"
@@ -182,10 +174,10 @@ def causes(size: Size, point: Point, base: Size, study: Study, compared: int) ->
 
 def _largest(point: Point) -> tuple[str, ...]:
     """The largest term of the loss, where it would be notable."""
-    names = (field.name for field in fields(Loss) if field.name != "unexplained")
-    return uncertain(
-        {name: share for name in names if point.loss and (share := getattr(point.loss, name)) is not None}
-    )
+    if point.loss is None:
+        return ()
+    terms = {field.name: getattr(point.loss, field.name) for field in fields(Loss)}
+    return uncertain({name: share for name, share in terms.items() if share and name != "unexplained"})
 
 
 def _as_at_base(verdict: Verdict, point: Point) -> bool:
@@ -204,8 +196,8 @@ def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -
         return []
     assert size.point.step_ms is not None
     assert base.point.step_ms is not None
-    here = (size.shares["compute"] * size.point.step_ms.value).value
-    before = (base.shares["compute"] * base.point.step_ms.value).value
+    here = size.shares["compute"].value * size.point.step_ms.value
+    before = base.shares["compute"].value * base.point.step_ms.value
     smaller = size.batch / base.batch if base.batch and size.batch else 1.0
     batch_share = "" if smaller == 1 else f", of which this batch's share is {before * smaller:.3g} ms"
     evidence = (
@@ -222,9 +214,11 @@ def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -
 
 def _doubts(size: Size, base: Size, study: Study) -> tuple[str, ...]:
     """Why a difference between launches is only a hint."""
-    contended = [s.world_size for s in (base, size) if s.analysis.quality.contended]
-    other = f"other programs ran during the launches at world size {', '.join(map(str, contended))}"
-    return (
-        *((ONE_EACH,) if study.covers == "within" else ()),
-        *((f"{other}, so this is a hint, not a finding",) if contended else ()),
-    )
+    doubts = [ONE_EACH] if study.covers == "within" else []
+    contended = [str(s.world_size) for s in (base, size) if s.analysis.quality.contended]
+    if contended:
+        doubts.append(
+            f"other programs ran during the launches at world size {', '.join(contended)}, so this is a hint, not a "
+            "finding"
+        )
+    return tuple(doubts)

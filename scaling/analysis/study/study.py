@@ -12,8 +12,6 @@ give. With one launch at each world size there is only the latter, and the study
 The loss, for m = 1, adds up by construction: the share of a phase in the typical ranks' step at n, less E times its
 share at 1, is that phase's growth as a fraction of T(n). What is left are the waits, of which straggler and link are
 known.
-
-A scaling study of runs of one's own script, made of their records.
 """
 
 from __future__ import annotations
@@ -123,8 +121,8 @@ def over_launches(number: Measured, spread: float | None, degrees: int, *counts:
 def _checked(sizes: Sequence[Size]) -> str:
     """The mode of scaling; InputError where the runs are no study."""
     first = sizes[0]
-    if not all(size.plan.kind.followed for size in sizes):
-        other = next(size for size in sizes if not size.plan.kind.followed)
+    other = next((size for size in sizes if not size.plan.kind.followed), None)
+    if other is not None:
         raise InputError(
             f"{other.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"
         )
