@@ -1,7 +1,4 @@
-"""Remedies that depend on what was measured of the host, the input and the optimizer.
-
-Lateness that follows the ranks' tokens: its evidence and remedies, and where it cannot be told from a slow rank.
-"""
+"""Remedies that depend on what was measured of the host, the input, the optimizer and the ranks' tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ ALL_READY = "if every batch is ready when its step begins"
 class Offer:
     """A remedy before its gain is predicted; `change` is None where the simulation cannot predict one."""
 
-    overrides: str
-    """Empty where the harness has no override key for it."""
     code: str
+    overrides: str = ""
+    """Empty where the harness has no override key for it."""
     change: Change | None = None
     gain: Measured | None = None
     """Where arithmetic on what was measured gives it, and no simulation is needed."""
@@ -63,17 +60,13 @@ def own_cores(point: Point, spec: Spec, host: Host) -> tuple[Offer, ...]:
             )
         )
     if ranks > 1 and host.numa_nodes != 1:
-        offers.append(
-            Offer(overrides="", code="numactl --cpunodebind=NODE --membind=NODE, a NUMA node for each rank")
-        )
+        offers.append(Offer(code="numactl --cpunodebind=NODE --membind=NODE, a NUMA node for each rank"))
     return tuple(offers)
 
 
 def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer, ...]:
     """Batches made beside the training, where nothing is known of the loader but how long a step waits for it."""
     waits, step = point.parts_ms.input, point.step_ms
-    share = point.loss.input if point.loss else None
-    gain = None if share is None else saved(share)
     if waits is None or step is None or waits.value >= step.value:
         return ()
     workers = max(1, math.ceil(HEADROOM * waits.value / (step.value - waits.value)))
@@ -84,30 +77,27 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer,
             overrides=stall,
             code=f"DataLoader(dataset, num_workers={workers}, persistent_workers=True), or more than now if it has as "
             f"many: a step waits {waits.value:.3g} of {step.value:.3g} ms",
-            gain=gain,
+            gain=saved(point.loss.input if point.loss else None),
             assumes=ALL_READY,
         )
     ]
     if host.cores and ranks * (workers + 1) > host.cores:
         offers.append(
             Offer(
-                overrides="",
                 code="if making a batch takes processor time, make samples cheaper (decode, resize or cache them "
                 f"beforehand): a host has {host.cores} cores for {ranks} ranks and their data workers",
             )
         )
     if spec.topology.device != "cpu":
-        offers.append(
-            Offer(
-                overrides="", code="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"
-            )
-        )
+        offers.append(Offer(code="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"))
     return tuple(offers)
 
 
-def saved(share: Measured) -> Measured | None:
+def saved(share: Measured | None) -> Measured | None:
     """Throughput over the present one if a share of the step were saved; None without an interval."""
-    return None if share.interval is None else share.mapped(lambda x: 1 / (1 - min(x, 0.99)))
+    if share is None or share.interval is None:
+        return None
+    return share.mapped(lambda x: 1 / (1 - min(x, 0.99)))
 
 
 def lighter_optimizer(point: Point, spec: Spec) -> tuple[Offer, ...]:
@@ -117,16 +107,13 @@ def lighter_optimizer(point: Point, spec: Spec) -> tuple[Offer, ...]:
         code = "fused=True, or foreach=True where that is missing: torch.optim.AdamW(params, ..., fused=True)"
         offers.append(Offer(overrides="fused_optimizer=true", code=code))
     comm, spent, step, n = point.comm, point.parts_ms.optimizer, point.step_ms, point.world_size
-    if n == 1 or spent is None or step is None or comm is None:
-        return tuple(offers)
-    if not comm.gradient_bytes or not comm.busbw_gbit_s:
+    if n == 1 or not (spent and step and comm and comm.gradient_bytes and comm.busbw_gbit_s):
         return tuple(offers)
     less = spent.value * (1 - 1 / n)
     sent = comm.gradient_bytes * 8 * (n - 1) / n / comm.busbw_gbit_s.value / 1e6
     if sent < less / 2:
         offers.append(
             Offer(
-                overrides="",
                 code="torch.distributed.optim.ZeroRedundancyOptimizer(params, optimizer_class=..., lr=...): "
                 f"each rank updates 1/{n} of the parameters",
                 gain=Measured(step.value / (step.value - less + sent)),
@@ -137,7 +124,6 @@ def lighter_optimizer(point: Point, spec: Spec) -> tuple[Offer, ...]:
     return tuple(offers)
 
 
-ALL_EVEN = "if every rank has the mean of its step's tokens"
 UNEQUAL = 1.01
 """Ranks whose fullest has less than this many times the mean rank's tokens have equal batches."""
 
@@ -162,14 +148,14 @@ def token_evidence(point: Point) -> tuple[str, ...]:
 
 def evened(point: Point) -> tuple[Offer, ...]:
     """Batches of equal work, whose gain is what waiting for the fuller ranks costs."""
-    share = point.loss.imbalance if point.loss else None
-    gain = None if share is None else saved(share)
+    gain = saved(point.loss.imbalance if point.loss else None)
+    even = "if every rank has the mean of its step's tokens"
     dealt = (
         "bucket by length: sort a pool of samples by length and cut it into batches, and give all ranks neighbouring "
         "batches of it in the same step"
     )
     counted = "batch by tokens in place of samples: pack or cut sequences so that each rank's step has the same number"
-    return tuple(Offer(overrides="", code=code, gain=gain, assumes=ALL_EVEN) for code in (dealt, counted))
+    return tuple(Offer(code=code, gain=gain, assumes=even) for code in (dealt, counted))
 
 
 def or_fuller(verdict: Verdict, point: Point) -> Verdict:

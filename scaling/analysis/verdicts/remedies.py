@@ -1,10 +1,8 @@
 """Remedies for a cause: exact overrides, the line for one's own code, and the change that the simulation predicts.
 
-Which remedies of a cause are offered: those that the simulation does not speak against, each once.
-
-Whether a remedy held: its plain steps against those of the present settings, measured in turns.
-
-The gain is a ratio of throughputs, paired by round (blocks of one launch) or by pair of launches.
+Those are offered that the simulation does not speak against, each once. Whether one held: its plain steps against those
+of the present settings, measured in turns. The gain is a ratio of throughputs, paired by round (blocks of one launch)
+or by pair of launches.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ from scaling.settings.schedule import PLAIN, VARIANT
 
 BUCKET_CAP_MB = 25.0
 """torch's default, MiB."""
-
-
 _OF_DDP = ("optimizer", "communication", "link_bandwidth", "link_latency", "strategy_overhead")
 
 
@@ -52,20 +48,20 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         return fed(point, spec, host, own_loop=plan.kind.followed)
     if cause == "launch_bound":
         return _fewer_launches(spec, point.world_size)
+    less_often = _less_often(spec, point.world_size)
     if cause == "optimizer":
-        less_often = () if spec.parallel.name == PIPELINED else _less_often(spec, point.world_size)
-        return (*lighter_optimizer(point, spec), *less_often)
+        return (*lighter_optimizer(point, spec), *([] if spec.parallel.name == PIPELINED else [less_often]))
     if spec.parallel.sharded and cause in ("link_bandwidth", "link_latency"):
         return sharded_link(point, spec, host.torch)
     if spec.parallel.sharded and cause == "strategy_overhead":
         return (replicated(spec),)
+    once = _without_sync(point, spec)
     if cause == "communication":
-        return _without_sync(point, spec) or _less_often(spec, point.world_size)
+        return once or (less_often,)
     if cause == "link_bandwidth":
-        once = _without_sync(point, spec)
-        return once or (*_less_often(spec, point.world_size), *_narrower_wire(spec))
+        return once or (less_often, *_narrower_wire(spec))
     if cause == "link_latency":
-        return (*(_without_sync(point, spec) or _larger_buckets(spec)), *_less_often(spec, point.world_size))
+        return (*(once or (_larger_buckets(spec),)), less_often)
     if cause == "strategy_overhead":
         return _lighter_ddp(spec)
     if cause == "straggler" and point.straggler is not None:
@@ -74,32 +70,24 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         return host_remedies.evened(point)
     if cause == "small_batch":
         batch = spec.global_batch * 2
-        return (
-            Offer(
-                overrides=f"global_batch={batch}",
-                code=f"DataLoader(dataset, batch_size={batch // point.world_size}, ...)",
-                change=Change(batch=batch // point.world_size, whole_batch=2.0),
-                assumes=FEWER_UPDATES,
-            ),
+        each = batch // point.world_size
+        larger = Offer(
+            overrides=f"global_batch={batch}",
+            code=f"DataLoader(dataset, batch_size={each}, ...)",
+            change=Change(batch=each, whole_batch=2.0),
+            assumes=FEWER_UPDATES,
         )
-    return tuple(Offer(overrides="", code=code) for code in _BY_HAND.get(cause, ()))
+        return (larger,)
+    return (Offer(code=_BY_HAND[cause]),) if cause in _BY_HAND else ()
 
 
-_BY_HAND: dict[str, tuple[str, ...]] = {
-    "overlap": (
-        "on NCCL, leave more of the device to compute: NCCL_MAX_CTAS=8 in the environment; on a CPU, "
-        "leave a core to communication: torch.set_num_threads(threads - 1)",
-    ),
-    "host": (
-        "torch.compile(model), or torch.cuda.make_graphed_callables; no .item(), print or logging in the step",
-    ),
-    "clocks": (
-        "nvidia-smi -q -d PERFORMANCE shows what lowers the clocks: power cap, heat, or a fixed clock",
-    ),
-    "slow_path": (
-        "compare the path that is taken (NCCL: its log in the fabric section; Gloo: GLOO_SOCKET_IFNAME) with the "
-        "paths that exist (nvidia-smi topo -m)",
-    ),
+_BY_HAND = {
+    "overlap": "on NCCL, leave more of the device to compute: NCCL_MAX_CTAS=8 in the environment; on a CPU, leave a "
+    "core to communication: torch.set_num_threads(threads - 1)",
+    "host": "torch.compile(model), or torch.cuda.make_graphed_callables; no .item(), print or logging in the step",
+    "clocks": "nvidia-smi -q -d PERFORMANCE shows what lowers the clocks: power cap, heat, or a fixed clock",
+    "slow_path": "compare the path that is taken (NCCL: its log in the fabric section; Gloo: GLOO_SOCKET_IFNAME) with "
+    "the paths that exist (nvidia-smi topo -m)",
 }
 """Remedies without an override key."""
 
@@ -132,31 +120,27 @@ def _narrower_wire(spec: Spec) -> tuple[Offer, ...]:
     )
 
 
-def _less_often(spec: Spec, world_size: int) -> tuple[Offer, ...]:
+def _less_often(spec: Spec, world_size: int) -> Offer:
     """Twice the samples for each reduction."""
     steps = spec.accumulation_steps * 2
     key, value = spec.batch_setting
     batch = spec.batch_at(world_size)
     change = Change(accumulation=steps, batch=batch * 2, whole_batch=2.0 if spec.mode == "strong" else 1.0)
-    return (
-        Offer(
-            overrides=f"accumulation_steps={steps} {key}={value * 2}",
-            code=f"reduce gradients once in {steps} batches: with ddp.no_sync(): around the others",
-            change=change if batch else None,  # an own loop may not state its batch
-            assumes=FEWER_UPDATES,
-        ),
+    return Offer(
+        overrides=f"accumulation_steps={steps} {key}={value * 2}",
+        code=f"reduce gradients once in {steps} batches: with ddp.no_sync(): around the others",
+        change=change if batch else None,  # an own loop may not state its batch
+        assumes=FEWER_UPDATES,
     )
 
 
-def _larger_buckets(spec: Spec) -> tuple[Offer, ...]:
+def _larger_buckets(spec: Spec) -> Offer:
     cap = spec.ddp.bucket_cap_mb
     larger = BUCKET_CAP_MB if cap < BUCKET_CAP_MB else cap * 4
-    return (
-        Offer(
-            overrides=f"ddp.bucket_cap_mb={larger:g}",
-            code=f"DistributedDataParallel(model, bucket_cap_mb={larger:g})",
-            change=Change(bucket_cap_mb=larger),
-        ),
+    return Offer(
+        overrides=f"ddp.bucket_cap_mb={larger:g}",
+        code=f"DistributedDataParallel(model, bucket_cap_mb={larger:g})",
+        change=Change(bucket_cap_mb=larger),
     )
 
 
@@ -173,7 +157,6 @@ def _fewer_launches(spec: Spec, world_size: int) -> tuple[Offer, ...]:
     )
     compiled = Offer(overrides="compile=true", code="torch.compile(model): fewer and larger kernels")
     graphs = Offer(
-        overrides="",
         code='CUDA graphs: torch.compile(model, mode="reduce-overhead"), or torch.cuda.make_graphed_callables',
     )
     return (larger, graphs) if spec.compile else (larger, compiled, graphs)
@@ -199,7 +182,6 @@ def _late_rank(rank: int, phase: str) -> Offer:
         "host": "what only this rank does between steps: logging, checkpoints, validation on rank 0",
     }
     return Offer(
-        overrides="",
         code=f"rank {rank} is late in {phase}: look at {where.get(phase, 'its host')}",
         change=Change(without_straggler=True),
         assumes="if that rank becomes as fast as the others",
@@ -232,9 +214,8 @@ def each_remedy_once(verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
         new = tuple(r for r in verdict.try_ if (r.overrides, r.code) not in offered)
         above = sorted({offered[key] for r in verdict.try_ if (key := (r.overrides, r.code)) in offered})
         offered |= {(r.overrides, r.code): verdict.cause for r in new}
-        also = (f"what to try for {' and '.join(above)} helps here too",) if above else ()
-        plain = tuple(line.replace("_", " ") for line in also)
-        result.append(replace(verdict, try_=new, evidence=(*verdict.evidence, *plain)))
+        also = (f"what to try for {' and '.join(above)} helps here too".replace("_", " "),) if above else ()
+        result.append(replace(verdict, try_=new, evidence=(*verdict.evidence, *also)))
     return tuple(result)
 
 
@@ -245,10 +226,14 @@ def remedies(
 
     A remedy whose gain cannot be simulated is offered without one.
     """
+    if cause == "neighbours" and host.ranks_per_device > 1:
+        return (), ("it would take a device for each rank",)
+    candidates = offers(cause, point, plan, host)
+    if cause == "neighbours" and not candidates:
+        return (), (f"its threads have cores of their own; it would take {_IT_WOULD_TAKE[cause]}",)
     offered: list[Remedy] = []
     useless: list[tuple[Measured, str]] = []
-    offers_made = offers(cause, point, plan, host)
-    for offer in offers_made:
+    for offer in candidates:
         predicted = offer.gain if offer.change is None else gain(offer.change)
         if offer.change and predicted is not None and predicted.interval is None and predicted.value > 1:
             predicted = None  # too few rounds to say by how much
@@ -263,10 +248,6 @@ def remedies(
             )
         else:
             useless.append((predicted, offer.overrides or offer.code))
-    if cause == "neighbours" and host.ranks_per_device > 1:
-        return (), ("it would take a device for each rank",)
-    if not offers_made and cause == "neighbours":
-        return (), (f"its threads have cores of their own; it would take {_IT_WOULD_TAKE[cause]}",)
     if offered or not useless:
         return tuple(offered), ()
     best, what = max(useless, key=lambda pair: pair[0].value)

@@ -1,7 +1,4 @@
-"""Remedies for what sharded training waits for, by the kind and phase of its collectives.
-
-Name a mesh whose tensor groups cross hosts, with what groups within a host would wait by the measured curve.
-"""
+"""Remedies for what sharded training waits for, by kind and phase, and the verdict on tensor groups across hosts."""
 
 from __future__ import annotations
 
@@ -29,11 +26,12 @@ def sharded_link(point: Point, spec: Spec, torch: str = "") -> tuple[Offer, ...]
 
     `torch`: the run's version of it, empty where unknown; what it is not known to do is not offered.
     """
-    costs = {(loss.kind, loss.phase): _cost(loss.latency, loss.bandwidth) for loss in point.loss_by_kind}
     ranked: list[tuple[float, tuple[Offer, ...]]] = []
-    for (kind, phase), cost in costs.items():
+    for loss in point.loss_by_kind:
+        cost = _total(loss.latency, loss.bandwidth)
         if cost is not None and cost.value >= WORTH:
-            some = _of_layers(point, spec) if kind == TENSOR else _of_kind(kind, phase, cost, spec, torch)
+            layers = loss.kind == TENSOR
+            some = _of_layers(point, spec) if layers else _of_kind(loss.kind, loss.phase, cost, spec, torch)
             ranked.append((-cost.value, some))
     offers = [offer for _, some in sorted(ranked, key=lambda item: item[0]) for offer in some]
     return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), _less_often(spec))))
@@ -45,10 +43,10 @@ def _version(torch: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def _cost(latency: Measured | None, bandwidth: Measured | None) -> Measured | None:
-    if latency is None or bandwidth is None:
-        return latency or bandwidth
-    return latency + bandwidth
+def _total(*terms: Measured | None) -> Measured | None:
+    """The sum of those that are known; None where none is."""
+    present = [term for term in terms if term is not None]
+    return reduce(add, present) if present else None
 
 
 def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec, torch: str) -> tuple[Offer, ...]:
@@ -67,22 +65,17 @@ def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec, torch: str) -> t
                 assumes="at most, if nothing takes its place; a rank then holds all parameters until backward",
             ),
         )
-    if kind == REDUCE_SCATTER:
-        narrower = Offer(
-            overrides="fsdp.reduce_dtype=bf16",
-            code="MixedPrecisionPolicy(reduce_dtype=torch.bfloat16); check the loss",
-        )
-        apart = Offer(
-            overrides="fsdp.separate_reduce_scatter_group=true",
-            code="module.set_separate_reduce_scatter_group(True)",
-        )
-        streams = spec.topology.backend != "gloo" and not spec.fsdp.separate_reduce_scatter_group
-        able = _version(torch) >= APART_SINCE
-        return (
-            *((apart,) if streams and able else ()),
-            *((narrower,) if spec.fsdp.reduce_dtype == "fp32" else ()),
-        )
-    return ()
+    if kind != REDUCE_SCATTER:
+        return ()
+    offers = []
+    streams = spec.topology.backend != "gloo" and not spec.fsdp.separate_reduce_scatter_group
+    if streams and _version(torch) >= APART_SINCE:
+        apart = "module.set_separate_reduce_scatter_group(True)"
+        offers.append(Offer(overrides="fsdp.separate_reduce_scatter_group=true", code=apart))
+    if spec.fsdp.reduce_dtype == "fp32":
+        narrower = "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16); check the loss"
+        offers.append(Offer(overrides="fsdp.reduce_dtype=bf16", code=narrower))
+    return tuple(offers)
 
 
 def _of_layers(point: Point, spec: Spec) -> tuple[Offer, ...]:
@@ -104,26 +97,26 @@ def _of_layers(point: Point, spec: Spec) -> tuple[Offer, ...]:
 
 def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """Shards within a host where they reach across hosts, and whole copies, since the model fits one rank."""
-    within = spec.topology.ranks_per_host
-    across = point.parallel is not None and point.hosts > 1 and point.parallel.shard > within > 1
+    within, mesh = spec.topology.ranks_per_host, point.parallel
     # A loop of one's own does not show whether one rank could run the whole model.
     copies = () if point.arms_ms.bare_one is None else (replicated(spec),)
-    if not across:
+    if mesh is None or not (point.hosts > 1 and mesh.shard > within > 1):
         return copies
     hsdp = Offer(
         overrides="parallel=hsdp_tp" if spec.parallel.divided else "parallel=hsdp",
         code=f"fully_shard over a mesh of hosts x {within}: all-gathers stay within a host; a rank holds "
-        f"{point.parallel.shard // within if point.parallel else 1} times the parameters",
+        f"{mesh.shard // within} times the parameters",
     )
     return (hsdp, *copies)
 
 
 def replicated(spec: Spec) -> Offer:
     """Whole copies, where one rank has run the whole model."""
-    defaults = "" if spec.fsdp == Fsdp() else " with fsdp.* left out"
+    defaults = spec.fsdp == Fsdp()
+    without = "" if defaults else " with fsdp.* left out"
     return Offer(
-        overrides="" if defaults else "parallel=ddp",
-        code=f"DistributedDataParallel(model){defaults}: the whole model fits one rank here",
+        overrides="parallel=ddp" if defaults else "",
+        code=f"DistributedDataParallel(model){without}: the whole model fits one rank here",
     )
 
 
@@ -144,10 +137,11 @@ def tensor_across_hosts(point: Point, spec: Spec, levels: Sequence[FabricLevel])
     """The verdict where divided layers surely wait for a link between hosts; else none."""
     degree = point.parallel.tensor if point.parallel else 1
     within = spec.topology.ranks_per_host
-    share = _share(point)
-    if degree == 1 or within % degree == 0 or point.hosts < 2 or share is None:
+    tensor = [loss for loss in point.loss_by_kind if loss.kind == TENSOR]
+    share = _total(*(part for loss in tensor for part in (loss.latency, loss.bandwidth)))
+    if degree == 1 or within % degree == 0 or point.hosts < 2:
         return ()
-    if not share.surely_above(0) or share.value < NOTABLE:
+    if share is None or not share.surely_above(0) or share.value < NOTABLE:
         return ()
     sent = [call for call in point.comm.collectives if call.communicator == TENSOR] if point.comm else []
     waits = sum(call.exposed_transfer_ms.value for call in sent if call.exposed_transfer_ms)
@@ -167,23 +161,8 @@ def tensor_across_hosts(point: Point, spec: Spec, levels: Sequence[FabricLevel])
         evidence.append(
             f"what a link within a host would take was not measured; add {within} to world_sizes to measure it"
         )
-    return (
-        named(
-            CAUSE, point, share, tuple(evidence), _within_a_host(spec, degree, fewer, share, waits, inside)
-        ),
-    )
-
-
-def _share(point: Point) -> Measured | None:
-    """What divided layers' collectives cost of the step."""
-    parts = [
-        part
-        for loss in point.loss_by_kind
-        if loss.kind == TENSOR
-        for part in (loss.latency, loss.bandwidth)
-        if part is not None
-    ]
-    return reduce(add, parts) if parts else None
+    tried = _within_a_host(spec, degree, fewer, share, waits, inside)
+    return (named(CAUSE, point, share, tuple(evidence), tried),)
 
 
 def _inside_ms(
@@ -214,9 +193,7 @@ def _within_a_host(
             ),
         )
     strategy = "parallel=fsdp_tp " if spec.parallel.name == "tp" else ""
-    gain = None
-    if inside is not None and 0 < inside < waits:
-        gain = saved(share * (1 - inside / waits))
+    gain = saved(share * (1 - inside / waits)) if inside is not None and 0 < inside < waits else None
     return (
         Remedy(
             overrides=f"{strategy}parallel.tensor={fewer}",

@@ -44,20 +44,7 @@ SLOW_PATH = 0.6
 LATENCY_SHARE = 0.2
 """A message with a larger share of fixed costs in its time does not show the link's bandwidth."""
 
-_CAUSES = (
-    "small_batch",
-    "neighbours",
-    "strategy_overhead",
-    "straggler",
-    "imbalance",
-    "link_latency",
-    "link_bandwidth",
-    "communication",
-    "overlap",
-    "input",
-    "host",
-    "clocks",
-)
+_CAUSES = tuple(f.name for f in dataclasses.fields(Loss) if f.name not in ("slower_compute", "unexplained"))
 
 
 def verdicts(
@@ -133,9 +120,8 @@ def _causes_of(
         efficiency = f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}"
         return (named("scales_well", point, None, (efficiency,), confidence="high"),)
     if not plan.kind.followed and not (plan.content.has(DETAILS) and _shares(point.loss)):
-        return (
-            undecided(point.world_size, f"the time held nothing that tells causes apart; {_longer(plan)}"),
-        )
+        why = f"the time held nothing that tells causes apart; {_longer(plan)}"
+        return (undecided(point.world_size, why),)
     return (_undecided(point, f"{NOISE}; {_longer(plan)}"),)
 
 
@@ -155,10 +141,8 @@ def _slow_path(
     """Compare the bandwidth that the topology promises with what the size sweep reached."""
     if level is None or level.nominal_gbit_s is None or level.busbw_gbit_s is None:
         return ()
-    reached = level.busbw_gbit_s
-    if reached.high is None or reached.high > SLOW_PATH * level.nominal_gbit_s:
-        return ()
-    if not _saturating(level):
+    reached, most = level.busbw_gbit_s, SLOW_PATH * level.nominal_gbit_s
+    if reached.high is None or reached.high > most or not _saturating(level, most):
         return ()
     lost = point.loss.link_bandwidth if point.loss else None
     path = (f"NCCL's log names {', '.join(nccl.transports)}",) if nccl and nccl.transports else ()
@@ -169,20 +153,18 @@ def _slow_path(
         *path,
     )
     share = lost and lost * (1 - reached.value / level.nominal_gbit_s)
-    return (
-        named("slow_path", point, share, evidence, remedies("slow_path", point, plan, no_gain)[0], "high"),
-    )
+    tried, _ = remedies("slow_path", point, plan, no_gain)
+    return (named("slow_path", point, share, evidence, tried, "high"),)
 
 
-def _saturating(level: FabricLevel) -> bool:
-    """Whether the largest message is dominated by bandwidth, and is itself as slow as the fit says."""
-    assert level.nominal_gbit_s is not None
+def _saturating(level: FabricLevel, most_gbit_s: float) -> bool:
+    """Whether the largest message is dominated by bandwidth, and surely no faster than `most_gbit_s` itself."""
     assert level.alpha_us is not None
     sweep = [point for point in level.curve if point.collective == "all_reduce"]
     largest = max(sweep, key=lambda point: point.bytes)
     fixed_us = 2 * (level.world_size - 1) * level.alpha_us.value
     fastest = largest.busbw_gbit_s.high
-    slow = fastest is not None and fastest <= SLOW_PATH * level.nominal_gbit_s
+    slow = fastest is not None and fastest <= most_gbit_s
     return slow and fixed_us < LATENCY_SHARE * largest.time_us.value
 
 
@@ -250,7 +232,7 @@ def launch_bound(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
             f"a step waits {waits.value:.3g} ms for collectives to be enqueued that all ranks are ready for"
         )
     sure = "high" if share.surely_above(SURELY) else "medium"
-    tried = remedies("launch_bound", point, plan, gain)[0]
+    tried, _ = remedies("launch_bound", point, plan, gain)
     return (named("launch_bound", point, None, tuple(lines), tried, sure),)
 
 
