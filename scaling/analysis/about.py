@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -94,7 +94,7 @@ def quality(
         warnings=(
             *map(str, tables.gaps),
             *notes,
-            *sampled_details(tables, plan),
+            *_sampled_details(tables, plan),
             *contention.warnings(judged, plan, ending.stolen),
             *own_loop.updates(tables, plan),
             *_uneven_clocks(tables),
@@ -144,43 +144,36 @@ def _uneven_clocks(tables: Tables) -> tuple[str, ...]:
     )
 
 
-def launch_sentences(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, ...]:
+def launch_sentences(counted: Mapping[int, Collection[int]], tables: Tables) -> Iterator[str]:
     """Warnings where the trials do not all come from the same launches, or where a launch is not counted."""
     used = {launch for launches in counted.values() for launch in launches}
-    lines = []
     if len({frozenset(launches) for launches in counted.values() if launches}) > 1:
         which = "; ".join(f"{n}: {_list(launches)}" for n, launches in counted.items() if launches)
-        lines.append(
+        yield (
             f"world sizes were measured in different launches ({which}), and the intervals do not cover what changes "
             "from launch to launch"
         )
     unused = tables.launches - used
     if unused and used:
-        whole = all(ended_whole(tables, launch) for launch in used)
-        why = (
-            f"launch {_list(used)} measured the same trials whole"
-            if whole
-            else "other launches measured more of the same trials"
-        )
-        lines.append(f"launch {_list(unused)} was cut off and is not counted: {why}")
-    return tuple(lines)
+        why = "other launches measured more of the same trials"
+        if all(ended_whole(tables, launch) for launch in used):
+            why = f"launch {_list(used)} measured the same trials whole"
+        yield f"launch {_list(unused)} was cut off and is not counted: {why}"
 
 
 def _list(launches: Collection[int]) -> str:
     return ", ".join(map(str, sorted(launches)))
 
 
-def sampled_details(tables: Tables, plan: Plan) -> tuple[str, ...]:
+def _sampled_details(tables: Tables, plan: Plan) -> Iterator[str]:
     """A line for each launch of which only some measured rounds have details."""
     by_launch = {file.launch: file.detailed for file in tables.ranks if file.detailed}
-    lines = []
     for launch, detailed in sorted(by_launch.items()):
         plain = tables.blocks.filter((pl.col("launch") == launch) & (pl.col("arm") == PLAIN))
         numbers = set(in_memory(plain.select("round").unique())["round"])
         if numbers - detailed:
             where = f"launch {launch}: " if len(by_launch) > 1 else ""
-            lines.append(f"{where}{details_line(plan, detailed, max(numbers) + 1)}")
-    return tuple(lines)
+            yield f"{where}{details_line(plan, detailed, max(numbers) + 1)}"
 
 
 def endings(plan: Plan, status: Status | None, tables: Tables) -> tuple[TrialStatus, ...]:

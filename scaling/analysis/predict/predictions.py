@@ -375,19 +375,16 @@ def _no_backtest(sources: Sequence[Source]) -> str:
     )
 
 
-def _notes(plan: Plan, asked: WhatIf, sources: Sequence[Source]) -> tuple[str, ...]:
-    home, notes = plan.spec.topology, []
+def _notes(plan: Plan, asked: WhatIf, sources: Sequence[Source]) -> Iterator[str]:
+    home = plan.spec.topology
     if asked.elsewhere and not carries(home, asked.topology):
-        notes.append(
+        yield (
             f"the run used {home.backend} over {home.name}: its compute, ready times and overlap are carried over, its "
             "latency and bandwidth are not"
         )
     if asked.topology.name != home.name and asked.topology.note:
-        notes.append(asked.topology.note)
+        yield asked.topology.note
     if asked.compression != 1:
-        notes.append("the cost of compressing and decompressing gradients is not included")
+        yield "the cost of compressing and decompressing gradients is not included"
     if asked.bucket_cap_mb is not None and not all(s.gradients.exact for s in sources):
-        notes.append(
-            "ready times of single parameters were not recorded; they are assumed to be even within a bucket"
-        )
-    return tuple(notes)
+        yield "ready times of single parameters were not recorded; they are assumed to be even within a bucket"

@@ -49,24 +49,23 @@ def details(
     compute = {name: phases["forward"] + phases["compute"] for name, phases in both.items()}
     if n < 2 or not all((np.isfinite(values).any(axis=0)).all() for values in compute.values()):
         return None
+    shown = _most_moved(compute)
     values: dict[str, Floats] = {PLAIN: records.arm(PLAIN)["step"]}
     values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
     values |= {name: phases["step"].mean(axis=1) for name, phases in both.items()}
-    for rank in _most_moved(compute):
-        values |= {f"{name}.{rank}": each[:, rank] for name, each in compute.items()}
+    values |= {f"{name}.{rank}": each[:, rank] for rank in shown for name, each in compute.items()}
     rounds = records.in_rounds(values, plan)
     same = rounds.ratio(lambda m: m["plain.1"] / m["plain.0"])
     bar = max(MOVED, same.departure() if same else 0.0)
-    moved = {rank: _moved(rounds, rank, n) for rank in _most_moved(compute)}
+    moved = {rank: _moved(rounds, rank, n) for rank in shown}
     disturbed = [rank for rank, by in moved.items() if by is not None and by.differs_from(0, by=bar)]
-    over = rounds.ratio(lambda m: m["detailed"] / m["light"])
     why = ""
     if disturbed:
         why = _sentence(compute, disturbed[0])
     elif plan.spec.topology.backend == "nccl" and device_name and not plan.spec.topology.is_simulated:
         why = NOT_PROVED
     return Details(
-        over_light=over,
+        over_light=rounds.ratio(lambda m: m["detailed"] / m["light"]),
         disturbs=bool(disturbed),
         ranks=tuple(
             RankInDetails(
@@ -74,7 +73,7 @@ def details(
                 light_ms=rounds.measure(f"light.{rank}", scale=MS),
                 detailed_ms=rounds.measure(f"detailed.{rank}", scale=MS),
             )
-            for rank in sorted(moved)
+            for rank in sorted(shown)
         ),
         unused=why,
     )

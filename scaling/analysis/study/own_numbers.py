@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -102,45 +102,36 @@ def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[st
     return _derived(totals), tuple(assumed)
 
 
-def concluded(numbers: Sequence[OwnNumber]) -> tuple[str, ...]:
+def concluded(numbers: Sequence[OwnNumber]) -> Iterator[str]:
     """Sentences: where it breaks, and why the numbers may not be what they seem."""
     first, last = numbers[0], numbers[-1]
-    sentences, steps = [], list(pairwise(numbers))
+    steps = list(pairwise(numbers))
     breaks = next((s for s in steps if (s[1].kept or 0) < KEPT), None)
     if breaks is None:
-        sentences.append(
-            f"no break: each step to more GPUs keeps {min(n.kept or 1 for n in numbers):.0%} or more a GPU"
-        )
+        yield f"no break: each step to more GPUs keeps {min(n.kept or 1 for n in numbers):.0%} or more a GPU"
     else:
         worst = min(steps, key=lambda s: s[1].kept or 0)
         for a, b in dict.fromkeys((breaks, worst)):
             times = b.world_size / a.world_size
-            sentences.append(
+            yield (
                 f"breaks from {a.world_size} to {b.world_size} GPUs: {times:.3g} times the GPUs give "
                 f"{b.throughput / a.throughput:.3g} times the throughput ({b.kept:.0%} a GPU is kept)"
             )
     odd = [n for n in numbers if n.efficiency > ABOVE]
     if odd:
-        sentences.append(
+        yield (
             f"{odd[0].world_size} GPUs are more than {odd[0].world_size / first.world_size:.3g} times as fast as "
             f"{first.world_size}: these are not the same training (batch a GPU, warm-up, memory)"
         )
     flat = max(n.throughput for n in numbers) < 1.15 * min(n.throughput for n in numbers)
     if flat and last.world_size >= 2 * first.world_size:
-        sentences.append(
-            "all throughputs are nearly equal: if they are per GPU, name the column so (samples_per_s_per_gpu)"
-        )
+        yield "all throughputs are nearly equal: if they are per GPU, name the column so (samples_per_s_per_gpu)"
     if first.world_size > 1:
-        sentences.append(
-            f"nothing was measured on one GPU: the loss up to {first.world_size} GPUs is not in these numbers"
-        )
+        yield f"nothing was measured on one GPU: the loss up to {first.world_size} GPUs is not in these numbers"
     if all(n.rows == 1 for n in numbers):
-        sentences.append(
-            "one number each: differences of a few percent may be noise; repeat a row to see how far it varies"
-        )
+        yield "one number each: differences of a few percent may be noise; repeat a row to see how far it varies"
     else:
-        sentences.append(f"rows of one world size differ by up to {max(n.apart for n in numbers):.1%}")
-    return tuple(sentences)
+        yield f"rows of one world size differ by up to {max(n.apart for n in numbers):.1%}"
 
 
 def to_measure(numbers: Sequence[OwnNumber]) -> tuple[int, ...]:

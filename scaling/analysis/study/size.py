@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -78,33 +78,29 @@ def read_size(path: str, analysis: Analysis, run: RunRecords) -> Size:
 LAUNCHES_DIFFER = "another launch of the same script can be up to a fifth slower or faster"
 
 
-def warnings(sizes: Sequence[Size], study: Study) -> tuple[str, ...]:
+def warnings(sizes: Sequence[Size], study: Study) -> Iterator[str]:
     """What the intervals cover, and what the runs do not have in common."""
-    lines = []
     if study.covers == "within":
-        lines.append(
+        yield (
             "one launch at each world size: the intervals cover what differs within these launches, and not what "
             f"differs from launch to launch ({LAUNCHES_DIFFER}); repeat the launches in turns"
         )
     elif any(len(size.launch_ns) == 1 for size in sizes):
         alone = ", ".join(str(size.world_size) for size in sizes if len(size.launch_ns) == 1)
-        lines.append(f"one launch at world size {alone}: its spread is taken from the other world sizes")
+        yield f"one launch at world size {alone}: its spread is taken from the other world sizes"
     if not all(size.batch for size in sizes):
-        lines.append(
+        yield (
             "the samples of a step were not seen at every world size, so a rank's batch is taken to be the same (weak "
             "scaling); Probe(batch=...) says it"
         )
     steps = {size.plan.spec.accumulation_steps for size in sizes}
     if len(steps) > 1:
-        lines.append(
-            f"micro-steps in a step differ between world sizes: {', '.join(map(str, sorted(steps)))}"
-        )
+        yield f"micro-steps in a step differ between world sizes: {', '.join(map(str, sorted(steps)))}"
     if study.base_world_size > 1:
-        lines.append(
+        yield (
             f"no run at world size 1, so efficiency and speedup are relative to {study.base_world_size} ranks, and the "
             "loss is not split by cause"
         )
-    return tuple(lines)
 
 
 def quality(sizes: Sequence[Size], study: Study, points: Sequence[Point], first: Sequence[str]) -> Quality:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scaling.analysis.predict.change import Change
@@ -43,54 +44,44 @@ class Host:
 UNKNOWN = Host()
 
 
-def own_cores(point: Point, spec: Spec, host: Host) -> tuple[Offer, ...]:
+def own_cores(point: Point, spec: Spec, host: Host) -> Iterator[Offer]:
     """Fewer threads or a NUMA node for each rank, where the host leaves room for either."""
     if host.ranks_per_device > 1:
-        return ()
+        return
     ranks = max(spec.topology.shares(point.world_size))
     threads = max(1, host.cores // ranks)
-    offers = []
     if spec.topology.device == "cpu" and (not host.cores or spec.threads > threads):
         number = str(threads) if host.cores else "cores // ranks"
-        offers.append(
-            Offer(
-                overrides=f"threads={threads}" if host.cores else "",
-                code=f"torch.set_num_threads({number}), or OMP_NUM_THREADS: {spec.threads} threads of each rank share "
-                "the cores now",
-            )
+        yield Offer(
+            overrides=f"threads={threads}" if host.cores else "",
+            code=f"torch.set_num_threads({number}), or OMP_NUM_THREADS: {spec.threads} threads of each rank share the "
+            "cores now",
         )
     if ranks > 1 and host.numa_nodes != 1:
-        offers.append(Offer(code="numactl --cpunodebind=NODE --membind=NODE, a NUMA node for each rank"))
-    return tuple(offers)
+        yield Offer(code="numactl --cpunodebind=NODE --membind=NODE, a NUMA node for each rank")
 
 
-def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer, ...]:
+def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> Iterator[Offer]:
     """Batches made beside the training, where nothing is known of the loader but how long a step waits for it."""
     waits, step = point.parts_ms.input, point.step_ms
     if waits is None or step is None or waits.value >= step.value:
-        return ()
+        return
     workers = max(1, math.ceil(HEADROOM * waits.value / (step.value - waits.value)))
     ranks = max(spec.topology.shares(point.world_size))
-    stall = "" if own_loop or not spec.inject.input_ms else "inject.input_ms=0"
-    offers = [
-        Offer(
-            overrides=stall,
-            code=f"DataLoader(dataset, num_workers={workers}, persistent_workers=True), or more than now if it has as "
-            f"many: a step waits {waits.value:.3g} of {step.value:.3g} ms",
-            gain=saved(point.loss.input if point.loss else None),
-            assumes=ALL_READY,
-        )
-    ]
+    yield Offer(
+        overrides="" if own_loop or not spec.inject.input_ms else "inject.input_ms=0",
+        code=f"DataLoader(dataset, num_workers={workers}, persistent_workers=True), or more than now if it has as "
+        f"many: a step waits {waits.value:.3g} of {step.value:.3g} ms",
+        gain=saved(point.loss.input if point.loss else None),
+        assumes=ALL_READY,
+    )
     if host.cores and ranks * (workers + 1) > host.cores:
-        offers.append(
-            Offer(
-                code="if making a batch takes processor time, make samples cheaper (decode, resize or cache them "
-                f"beforehand): a host has {host.cores} cores for {ranks} ranks and their data workers",
-            )
+        yield Offer(
+            code="if making a batch takes processor time, make samples cheaper (decode, resize or cache them "
+            f"beforehand): a host has {host.cores} cores for {ranks} ranks and their data workers"
         )
     if spec.topology.device != "cpu":
-        offers.append(Offer(code="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"))
-    return tuple(offers)
+        yield Offer(code="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)")
 
 
 def saved(share: Measured | None) -> Measured | None:
@@ -100,50 +91,46 @@ def saved(share: Measured | None) -> Measured | None:
     return share.mapped(lambda x: 1 / (1 - min(x, 0.99)))
 
 
-def lighter_optimizer(point: Point, spec: Spec) -> tuple[Offer, ...]:
+def lighter_optimizer(point: Point, spec: Spec) -> Iterator[Offer]:
     """One kernel for all parameters, and the update shared among the ranks where sending the result takes less."""
-    offers = []
     if not spec.fused_optimizer:
         code = "fused=True, or foreach=True where that is missing: torch.optim.AdamW(params, ..., fused=True)"
-        offers.append(Offer(overrides="fused_optimizer=true", code=code))
+        yield Offer(overrides="fused_optimizer=true", code=code)
     comm, spent, step, n = point.comm, point.parts_ms.optimizer, point.step_ms, point.world_size
     if n == 1 or not (spent and step and comm and comm.gradient_bytes and comm.busbw_gbit_s):
-        return tuple(offers)
+        return
     less = spent.value * (1 - 1 / n)
     sent = comm.gradient_bytes * 8 * (n - 1) / n / comm.busbw_gbit_s.value / 1e6
     if sent < less / 2:
-        offers.append(
-            Offer(
-                code="torch.distributed.optim.ZeroRedundancyOptimizer(params, optimizer_class=..., lr=...): "
-                f"each rank updates 1/{n} of the parameters",
-                gain=Measured(step.value / (step.value - less + sent)),
-                assumes=f"if that saves {less:.3g} ms and sending the parameters at the gradients' bandwidth takes "
-                f"{sent:.3g} ms",
-            )
+        yield Offer(
+            code="torch.distributed.optim.ZeroRedundancyOptimizer(params, optimizer_class=..., lr=...): "
+            f"each rank updates 1/{n} of the parameters",
+            gain=Measured(step.value / (step.value - less + sent)),
+            assumes=f"if that saves {less:.3g} ms and sending the parameters at the gradients' bandwidth takes "
+            f"{sent:.3g} ms",
         )
-    return tuple(offers)
 
 
 UNEQUAL = 1.01
 """Ranks whose fullest has less than this many times the mean rank's tokens have equal batches."""
 
 
-def token_evidence(point: Point) -> tuple[str, ...]:
+def token_evidence(point: Point) -> Iterator[str]:
     """What a token takes, how unequal the ranks' tokens are, and what that costs."""
     tokens = point.tokens
     if tokens is None or tokens.per_token_us is None or tokens.saves_ms is None or point.step_ms is None:
-        return ()
-    lines = [
+        return
+    yield (
         f"the ranks' lateness follows their tokens: {tokens.per_token_us.value:.3g} us a token; balancing them would "
-        f"save {tokens.saves_ms} of {point.step_ms.value:.3g} ms",
+        f"save {tokens.saves_ms} of {point.step_ms.value:.3g} ms"
+    )
+    yield (
         f"the rank with most tokens in a step has {tokens.most_over_mean.value - 1:.0%} more than the mean rank's "
-        f"{tokens.per_step.value:.4g}",
-    ]
+        f"{tokens.per_step.value:.4g}"
+    )
     if tokens.rank is not None and tokens.rank_extra is not None:
-        lines.append(
-            f"rank {tokens.rank} has most over all steps, {tokens.rank_extra.value:.4g} more than the mean rank"
-        )
-    return tuple(lines)
+        more = f"{tokens.rank_extra.value:.4g} more than the mean rank"
+        yield f"rank {tokens.rank} has most over all steps, {more}"
 
 
 def evened(point: Point) -> tuple[Offer, ...]:

@@ -43,9 +43,9 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if spec.parallel.name == OWN and cause in _OF_DDP:
         return ()  # how it sends its gradients is not known
     if cause == "neighbours":
-        return own_cores(point, spec, host)
+        return tuple(own_cores(point, spec, host))
     if cause == "input":
-        return fed(point, spec, host, own_loop=plan.kind.followed)
+        return tuple(fed(point, spec, host, own_loop=plan.kind.followed))
     if cause == "launch_bound":
         return _fewer_launches(spec, point.world_size)
     less_often = _less_often(spec, point.world_size)

@@ -76,7 +76,7 @@ def _own_numbers(path: Path, *, as_json: bool) -> int:
     with while_reading(path, EXPECTED):
         text = read_text(path, strict=False)
     numbers, assumed = read_numbers(text, str(path))
-    lines, sizes = concluded(numbers), ",".join(map(str, to_measure(numbers)))
+    lines, sizes = tuple(concluded(numbers)), ",".join(map(str, to_measure(numbers)))
     command = f"scaling launch --no-probe --world-sizes {sizes} train.py"
     if as_json:
         print_json(
