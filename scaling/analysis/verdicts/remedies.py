@@ -7,7 +7,7 @@ or by pair of launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -47,7 +47,7 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if cause == "input":
         return tuple(fed(point, spec, host, own_loop=plan.kind.followed))
     if cause == "launch_bound":
-        return _fewer_launches(spec, point.world_size)
+        return tuple(_fewer_launches(spec, point.world_size))
     less_often = _less_often(spec, point.world_size)
     if cause == "optimizer":
         return (*lighter_optimizer(point, spec), *([] if spec.parallel.name == PIPELINED else [less_often]))
@@ -63,7 +63,7 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if cause == "link_latency":
         return (*(once or (_larger_buckets(spec),)), less_often)
     if cause == "strategy_overhead":
-        return _lighter_ddp(spec)
+        return tuple(_lighter_ddp(spec))
     if cause == "straggler" and point.straggler is not None:
         return (_late_rank(point.straggler.rank, point.straggler.phase),)
     if cause == "imbalance":
@@ -96,28 +96,24 @@ def _without_sync(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """no_sync, where gradients are reduced more than once a step."""
     if point.comm is None or (point.comm.reductions or 1) == 1:
         return ()
-    return (
-        Offer(
-            overrides="inject.wrong_no_sync=false" if spec.inject.wrong_no_sync else "",
-            code="with ddp.no_sync(): around forward and backward of every micro-step but the last",
-            change=Change(reductions=1),
-        ),
+    once = Offer(
+        overrides="inject.wrong_no_sync=false" if spec.inject.wrong_no_sync else "",
+        code="with ddp.no_sync(): around forward and backward of every micro-step but the last",
+        change=Change(reductions=1),
     )
+    return (once,)
 
 
-def _narrower_wire(spec: Spec) -> tuple[Offer, ...]:
+def _narrower_wire(spec: Spec) -> Iterator[Offer]:
     """Gradients in bf16: half the bytes with the range of fp32. The simulation leaves out the cost of casting."""
-    if spec.ddp.comm_hook != "none":
-        return ()
-    return (
-        Offer(
+    if spec.ddp.comm_hook == "none":
+        yield Offer(
             overrides="ddp.comm_hook=bf16",
             code="ddp.register_comm_hook(None, default_hooks.bf16_compress_hook), from "
             "torch.distributed.algorithms.ddp_comm_hooks; check the loss",
             change=Change(compression=2.0),
             assumes="if casting to bf16 takes no time",
-        ),
-    )
+        )
 
 
 def _less_often(spec: Spec, world_size: int) -> Offer:
@@ -144,41 +140,36 @@ def _larger_buckets(spec: Spec) -> Offer:
     )
 
 
-def _fewer_launches(spec: Spec, world_size: int) -> tuple[Offer, ...]:
+def _fewer_launches(spec: Spec, world_size: int) -> Iterator[Offer]:
     """More work for each launch, or fewer launches for the same work."""
     strong, batch = spec.mode == "strong", spec.batch_at(world_size)
     key, value = spec.batch_setting
     change = Change(batch=batch * 2, whole_batch=2.0 if strong else 1.0) if batch else None
-    larger = Offer(
+    yield Offer(
         overrides=f"{key}={value * 2}",
         code="DataLoader(dataset, batch_size=...) with twice the batch",
         change=change,
         assumes=FEWER_UPDATES,
     )
-    compiled = Offer(overrides="compile=true", code="torch.compile(model): fewer and larger kernels")
-    graphs = Offer(
-        code='CUDA graphs: torch.compile(model, mode="reduce-overhead"), or torch.cuda.make_graphed_callables',
-    )
-    return (larger, graphs) if spec.compile else (larger, compiled, graphs)
+    if not spec.compile:
+        yield Offer(overrides="compile=true", code="torch.compile(model): fewer and larger kernels")
+    graphs = 'torch.compile(model, mode="reduce-overhead"), or torch.cuda.make_graphed_callables'
+    yield Offer(code=f"CUDA graphs: {graphs}")
 
 
-def _lighter_ddp(spec: Spec) -> tuple[Offer, ...]:
-    wanted = (("find_unused_parameters", False), ("gradient_as_bucket_view", True))
-    return tuple(
-        Offer(
-            overrides=f"ddp.{name}={str(value).lower()}",
-            code=f"DistributedDataParallel(model, {name}={value})",
-        )
-        for name, value in wanted
-        if getattr(spec.ddp, name) != value
-    )
+def _lighter_ddp(spec: Spec) -> Iterator[Offer]:
+    for name, value in (("find_unused_parameters", False), ("gradient_as_bucket_view", True)):
+        if getattr(spec.ddp, name) != value:
+            code = f"DistributedDataParallel(model, {name}={value})"
+            yield Offer(overrides=f"ddp.{name}={str(value).lower()}", code=code)
 
 
 def _late_rank(rank: int, phase: str) -> Offer:
+    device = "its device or host: clocks, other processes, uneven batches (pad or sort by length)"
     where = {
         "input": "its DataLoader: more workers, faster storage, or a shorter transform there",
-        "forward": "its device or host: clocks, other processes, uneven batches (pad or sort by length)",
-        "backward": "its device or host: clocks, other processes, uneven batches (pad or sort by length)",
+        "forward": device,
+        "backward": device,
         "host": "what only this rank does between steps: logging, checkpoints, validation on rank 0",
     }
     return Offer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
 
@@ -26,13 +26,13 @@ def sharded_link(point: Point, spec: Spec, torch: str = "") -> tuple[Offer, ...]
 
     `torch`: the run's version of it, empty where unknown; what it is not known to do is not offered.
     """
-    ranked: list[tuple[float, tuple[Offer, ...]]] = []
+    ranked: list[tuple[float, list[Offer]]] = []
     for loss in point.loss_by_kind:
         cost = _total(loss.latency, loss.bandwidth)
         if cost is not None and cost.value >= WORTH:
             layers = loss.kind == TENSOR
             some = _of_layers(point, spec) if layers else _of_kind(loss.kind, loss.phase, cost, spec, torch)
-            ranked.append((-cost.value, some))
+            ranked.append((-cost.value, list(some)))
     offers = [offer for _, some in sorted(ranked, key=lambda item: item[0]) for offer in some]
     return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), _less_often(spec))))
 
@@ -49,65 +49,55 @@ def _total(*terms: Measured | None) -> Measured | None:
     return reduce(add, present) if present else None
 
 
-def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec, torch: str) -> tuple[Offer, ...]:
-    ahead = Offer(
-        overrides=f"fsdp.prefetch={spec.fsdp.prefetch + 1}",
-        code="unit.set_modules_to_forward_prefetch([...]) with one more unit; each is held for longer",
-    )
+def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec, torch: str) -> Iterator[Offer]:
     if kind == ALL_GATHER and phase == "forward":
-        return (ahead,)
-    if kind == ALL_GATHER and spec.fsdp.reshard:
-        return (
-            Offer(
-                overrides="fsdp.reshard_after_forward=false",
-                code="fully_shard(module, reshard_after_forward=False)",
-                gain=saved(cost),
-                assumes="at most, if nothing takes its place; a rank then holds all parameters until backward",
-            ),
+        yield Offer(
+            overrides=f"fsdp.prefetch={spec.fsdp.prefetch + 1}",
+            code="unit.set_modules_to_forward_prefetch([...]) with one more unit; each is held for longer",
         )
-    if kind != REDUCE_SCATTER:
-        return ()
-    offers = []
-    streams = spec.topology.backend != "gloo" and not spec.fsdp.separate_reduce_scatter_group
-    if streams and _version(torch) >= APART_SINCE:
-        apart = "module.set_separate_reduce_scatter_group(True)"
-        offers.append(Offer(overrides="fsdp.separate_reduce_scatter_group=true", code=apart))
-    if spec.fsdp.reduce_dtype == "fp32":
-        narrower = "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16); check the loss"
-        offers.append(Offer(overrides="fsdp.reduce_dtype=bf16", code=narrower))
-    return tuple(offers)
+    elif kind == ALL_GATHER and spec.fsdp.reshard:
+        yield Offer(
+            overrides="fsdp.reshard_after_forward=false",
+            code="fully_shard(module, reshard_after_forward=False)",
+            gain=saved(cost),
+            assumes="at most, if nothing takes its place; a rank then holds all parameters until backward",
+        )
+    elif kind == REDUCE_SCATTER:
+        streams = spec.topology.backend != "gloo" and not spec.fsdp.separate_reduce_scatter_group
+        if streams and _version(torch) >= APART_SINCE:
+            apart = "module.set_separate_reduce_scatter_group(True)"
+            yield Offer(overrides="fsdp.separate_reduce_scatter_group=true", code=apart)
+        if spec.fsdp.reduce_dtype == "fp32":
+            narrower = "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16); check the loss"
+            yield Offer(overrides="fsdp.reduce_dtype=bf16", code=narrower)
 
 
-def _of_layers(point: Point, spec: Spec) -> tuple[Offer, ...]:
+def _of_layers(point: Point, spec: Spec) -> Iterator[Offer]:
     """What divided layers send is waited for at once: fewer ranks a group, and these on one host."""
     within, degree = spec.topology.ranks_per_host, point.parallel.tensor if point.parallel else 1
     most = within if degree > within > 1 else degree // 2
     fewer = max((d for d in range(2, most + 1) if degree % d == 0), default=1)
-    if fewer < 2 or spec.parallel.name == "tp":  # the group is all ranks there
-        return ()
-    where = "on one host" if fewer <= within else "across hosts"
-    return (
-        Offer(
+    if fewer > 1 and spec.parallel.name != "tp":  # there the group is all ranks
+        where = "on one host" if fewer <= within else "across hosts"
+        yield Offer(
             overrides=f"parallel.tensor={fewer}",
             code=f"a mesh with {fewer} ranks in its tensor dimension, {where}; each holds {degree // fewer} times "
             "the layers' parameters",
-        ),
-    )
+        )
 
 
-def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
+def _other_mesh(point: Point, spec: Spec) -> Iterator[Offer]:
     """Shards within a host where they reach across hosts, and whole copies, since the model fits one rank."""
     within, mesh = spec.topology.ranks_per_host, point.parallel
+    if mesh is not None and point.hosts > 1 and mesh.shard > within > 1:
+        yield Offer(
+            overrides="parallel=hsdp_tp" if spec.parallel.divided else "parallel=hsdp",
+            code=f"fully_shard over a mesh of hosts x {within}: all-gathers stay within a host; a rank holds "
+            f"{mesh.shard // within} times the parameters",
+        )
     # A loop of one's own does not show whether one rank could run the whole model.
-    copies = () if point.arms_ms.bare_one is None else (replicated(spec),)
-    if mesh is None or not (point.hosts > 1 and mesh.shard > within > 1):
-        return copies
-    hsdp = Offer(
-        overrides="parallel=hsdp_tp" if spec.parallel.divided else "parallel=hsdp",
-        code=f"fully_shard over a mesh of hosts x {within}: all-gathers stay within a host; a rank holds "
-        f"{mesh.shard // within} times the parameters",
-    )
-    return (hsdp, *copies)
+    if point.arms_ms.bare_one is not None:
+        yield replicated(spec)
 
 
 def replicated(spec: Spec) -> Offer:
