@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 from scaling.analysis.decompose.roofline import roofline
 from scaling.analysis.doctor import devices, differences, habits, parity, preflight
@@ -76,7 +76,7 @@ def examine(
         *parity.problems(records, device_of, distinct, other, facts),
         *parity.left_out(evidence.checks),
     )
-    rows = parity.table(records, device_of, other)
+    rows = tuple(parity.table(records, device_of, other))
     return Diagnosis(
         schema=SCHEMA,
         run=run,
@@ -143,30 +143,20 @@ def merged(problems: Sequence[Problem], ranks: int) -> tuple[Problem, ...]:
         by_text.setdefault((problem.severity, problem.what, problem.remedy), []).append(problem)
     listed = []
     for (severity, what, remedy), same in by_text.items():
-        if len(same) == 1:
-            listed.append(same[0])
-            continue
         whose = sorted({p.rank for p in same if p.rank is not None})
         where = "" if len(whose) in (0, ranks) else f" ({differences.ranks_text(whose)})"
-        listed.append(Problem(what=f"{what}{where}", rank=None, remedy=remedy, severity=severity))
+        shared = Problem(what=f"{what}{where}", rank=None, remedy=remedy, severity=severity)
+        listed.append(shared if len(same) > 1 else same[0])
     return tuple(sorted(listed, key=lambda p: SEVERITIES.index(p.severity)))
 
 
-def _unfinished(checks: dict[int, RankCheck], plan: Plan, error: str | None) -> list[Problem]:
-    problems = [
-        Problem(
-            what=f"came as far as {checks[r].stage}" if r in checks else "left no records",
-            rank=r,
-            remedy="read its log in the run folder",
-            severity=ERROR,
-        )
-        for r in range(plan.ranks)
-        if r not in checks or checks[r].stage != DONE
-    ]
-    if error and problems:
-        whole = Problem(what=error, rank=None, remedy="read the logs in the run folder", severity=ERROR)
-        problems.insert(0, whole)
-    return problems
+def _unfinished(checks: dict[int, RankCheck], plan: Plan, error: str | None) -> Iterator[Problem]:
+    ranks = [r for r in range(plan.ranks) if r not in checks or checks[r].stage != DONE]
+    if error and ranks:
+        yield Problem(what=error, rank=None, remedy="read the logs in the run folder", severity=ERROR)
+    for rank in ranks:
+        what = f"came as far as {checks[rank].stage}" if rank in checks else "left no records"
+        yield Problem(what=what, rank=rank, remedy="read its log in the run folder", severity=ERROR)
 
 
 def _gpu(check: RankCheck, evidence: Evidence) -> dict[str, object] | None:
@@ -240,13 +230,7 @@ def _slowest(lines: Iterable[RooflineResult | None]) -> RooflineResult | None:
 def _memory(checks: Sequence[RankCheck]) -> tuple[PhasePeak, ...]:
     by_phase: dict[str, list[PhasePeak]] = {}
     for check in checks:
-        for phase in check.times.memory if check.times else ():
-            by_phase.setdefault(phase.phase, []).append(
-                PhasePeak(
-                    phase=phase.phase,
-                    rank=check.rank,
-                    host_bytes=phase.host_bytes,
-                    device_peak_bytes=phase.device_peak_bytes,
-                )
-            )
+        for memory in check.times.memory if check.times else ():
+            peak = PhasePeak(rank=check.rank, **asdict(memory))
+            by_phase.setdefault(memory.phase, []).append(peak)
     return tuple(max(p, key=lambda x: (x.device_peak_bytes or 0, x.host_bytes)) for p in by_phase.values())

@@ -93,21 +93,18 @@ def read_file(path: Path, model: str) -> ParityFile:
 
 def table(
     records: Mapping[int, Sequence[PrecisionRecord]], device_of: Mapping[int, str], other: ParityFile | None
-) -> tuple[Divergence, ...]:
+) -> Iterator[Divergence]:
     """By precision and by ranks with the same bits; the machine of a parity file last."""
-    rows = []
     for precision in _precisions(records):
         groups = groups_of(records, precision)
         first = groups[0][1]
         for ranks, record in groups:
             speed = _record(records[ranks[0]], _SPEED)
-            rows.append(_row(record, device_of[ranks[0]], ranks, None if record is first else first, speed))
+            yield _row(record, device_of[ranks[0]], ranks, None if record is first else first, speed)
         theirs = _record(other.parity, precision) if other else None
         if other and theirs:
-            rows.append(
-                _row(theirs, f"{other.hostname}: {other.device}", (), first, _record(other.parity, _SPEED))
-            )
-    return tuple(rows)
+            where = f"{other.hostname}: {other.device}"
+            yield _row(theirs, where, (), first, _record(other.parity, _SPEED))
 
 
 def groups_of(
