@@ -60,9 +60,15 @@ def predict(
     on the run itself, from the back-test.
     """
     values = outcome(source, change)
-    moves = [] if unchanged(source, change) else _moves(source, change, other_launch=other_launch)
-    if moves and doubt:
-        moves.append({name: doubt * (values[name][0] if name in FIGURES else 0.0) for name in values})
+    moves = []
+    if not unchanged(source, change):
+        middle = source.estimate()
+        upright = outcome(middle, change)
+        for _, lean in named_leans(source, change, other_launch=other_launch):
+            varied = outcome(middle, change, lean)
+            moves.append({name: float(varied[name][0] - upright[name][0]) for name in values})
+        if doubt:
+            moves.append({name: doubt * (values[name][0] if name in FIGURES else 0.0) for name in values})
     predicted = {}
     for name, drawn in values.items():
         number = interval(
@@ -72,38 +78,29 @@ def predict(
     return predicted
 
 
-def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[tuple[str, Lean]]:
+def named_leans(source: Source, change: Change, *, other_launch: bool) -> Iterator[tuple[str, Lean]]:
     """What the prediction leans on, each with its name in `assumptions`."""
     moved = change.world_size not in (None, source.world_size)
     elsewhere = moved or change.fabric is not None
     micro_batch = (change.batch or source.batch) / (change.accumulation or source.accumulation)
-    listed = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_rule_swapped=True))]
+    yield "missed", Lean(residual_follows=False)
+    yield "overlap", Lean(overlap_rule_swapped=True)
     if other_launch:
-        listed += [("launch_compute", Lean(compute=1 + LAUNCH)), ("launch_link", Lean(transfer=1 + LAUNCH))]
+        yield "launch_compute", Lean(compute=1 + LAUNCH)
+        yield "launch_link", Lean(transfer=1 + LAUNCH)
     if elsewhere:
-        listed += [("bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt)))]
+        yield "bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt))
     if elsewhere or change.bucket_cap_mb is not None:
-        listed += [("latency", Lean(alpha=change.latency_factor))]
+        yield "latency", Lean(alpha=change.latency_factor)
     if moved:
-        listed += [("jitter", Lean(jitter=0.0))]
+        yield "jitter", Lean(jitter=0.0)
     if micro_batch != source.batch / source.accumulation:
-        doubt = FIXED_SHARE if source.fixed_doubt is None else source.fixed_doubt
-        listed += [("fixed", Lean(fixed_off=doubt))]
-    return listed
+        yield "fixed", Lean(fixed_off=FIXED_SHARE if source.fixed_doubt is None else source.fixed_doubt)
 
 
 def unchanged(source: Source, change: Change) -> bool:
     """Whether nothing is asked that the run did not measure."""
     return change in (NO_CHANGE, Change(world_size=source.world_size))
-
-
-def _moves(source: Source, change: Change, *, other_launch: bool) -> list[dict[str, float]]:
-    """By how much each varied assumption changes each number."""
-    middle = source.estimate()
-    upright = outcome(middle, change)
-    leans = named_leans(source, change, other_launch=other_launch)
-    varied = (outcome(middle, change, lean) for _, lean in leans)
-    return [{name: float(other[name][0] - upright[name][0]) for name in upright} for other in varied]
 
 
 SCALE_OFF = 0.9
@@ -160,7 +157,7 @@ def predictions(
     NoPathError where the asked world size is larger than what the topology's links join.
     """
     from_ = [s for s in sources if start in (None, s.world_size)]
-    tests = _backtest(sources, plan)
+    tests = tuple(_backtest(sources, plan))
     doubt = (sum(test.error**2 for test in tests) / len(tests)) ** 0.5 if tests else 0.0
     points = tuple(_point(n, from_, plan, analysis, asked, doubt) for n in asked.world_sizes)
     half, up_to = _half(from_, plan, asked)
@@ -175,7 +172,7 @@ def predictions(
         backtest=tests,
         backtest_missing=None if tests else _no_backtest(sources),
         assumptions=_assumptions(points, from_, plan, analysis, asked, doubt),
-        notes=(*_notes(plan, asked, from_), *_unsplit(points)),
+        notes=tuple(_notes(plan, asked, from_, points)),
     )
 
 
@@ -202,13 +199,6 @@ def _point(
         efficiency=numbers["efficiency"],
         loss=causes if splits(causes, numbers["efficiency"]) else None,
     )
-
-
-def _unsplit(points: Sequence[PredictedPoint]) -> Iterator[str]:
-    """A note where the run's rounds were too uneven to split the predicted loss."""
-    for point in points:
-        if point.efficiency is not None and point.loss is None:
-            yield f"at {ranks(point.world_size)} the causes are known to no better than the whole step; {UNSPLIT}"
 
 
 def _assumptions(
@@ -327,15 +317,11 @@ def _half(sources: Sequence[Source], plan: Plan, asked: WhatIf) -> tuple[int | N
     return high, high
 
 
-def _backtest(sources: Sequence[Source], plan: Plan) -> tuple[Backtest, ...]:
+def _backtest(sources: Sequence[Source], plan: Plan) -> Iterator[Backtest]:
     """Every measured world size, predicted from the others."""
     asked = as_measured(plan)
-    tests = []
-    for left_out in sources:
-        others = [s for s in sources if s is not left_out]
-        if not others:
-            continue
-        n = left_out.world_size
+    for left_out in sources if len(sources) > 1 else ():
+        n, others = left_out.world_size, [s for s in sources if s is not left_out]
         source = nearest(others, n, plan.spec.topology)
         try:
             change = change_of(n, source, others, plan, asked)
@@ -343,17 +329,14 @@ def _backtest(sources: Sequence[Source], plan: Plan) -> tuple[Backtest, ...]:
             continue
         predicted = predict(source, change, other_launch=False)["step"]
         measured = predict(left_out, Change())["step"]
-        tests.append(
-            Backtest(
-                world_size=n,
-                from_world_size=source.world_size,
-                predicted_ms=predicted * MS,
-                measured_ms=measured * MS,
-                error=predicted.value / measured.value - 1,
-                held=predicted.holds(measured.value),
-            )
+        yield Backtest(
+            world_size=n,
+            from_world_size=source.world_size,
+            predicted_ms=predicted * MS,
+            measured_ms=measured * MS,
+            error=predicted.value / measured.value - 1,
+            held=predicted.holds(measured.value),
         )
-    return tuple(tests)
 
 
 def as_measured(plan: Plan) -> WhatIf:
@@ -375,7 +358,9 @@ def _no_backtest(sources: Sequence[Source]) -> str:
     )
 
 
-def _notes(plan: Plan, asked: WhatIf, sources: Sequence[Source]) -> Iterator[str]:
+def _notes(
+    plan: Plan, asked: WhatIf, sources: Sequence[Source], points: Sequence[PredictedPoint]
+) -> Iterator[str]:
     home = plan.spec.topology
     if asked.elsewhere and not carries(home, asked.topology):
         yield (
@@ -388,3 +373,6 @@ def _notes(plan: Plan, asked: WhatIf, sources: Sequence[Source]) -> Iterator[str
         yield "the cost of compressing and decompressing gradients is not included"
     if asked.bucket_cap_mb is not None and not all(s.gradients.exact for s in sources):
         yield "ready times of single parameters were not recorded; they are assumed to be even within a bucket"
+    for point in points:
+        if point.efficiency is not None and point.loss is None:
+            yield f"at {ranks(point.world_size)} the causes are known to no better than the whole step; {UNSPLIT}"
