@@ -7,8 +7,8 @@ Blocks without a strategy (bare_one, bare_all, the size sweep) are shared. A rat
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 
 import polars as pl
 
@@ -102,11 +102,11 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
         if plan.kind.followed:
             paused, stalls = pauses.beside(everything.within(n), plan)
             at_size = pauses.with_goodput(at_size, everything.tables, plan)
-            at_size = dataclasses.replace(at_size, pauses=paused, stalls=stalls)
-        points.append(dataclasses.replace(at_size, drifts=drifts(records[n], within[n], plan)))
+            at_size = replace(at_size, pauses=paused, stalls=stalls)
+        points.append(replace(at_size, drifts=drifts(records[n], within[n], plan)))
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
     if ending.ranks_per_device == 1:  # ranks that share a device are no machine of so many devices
-        fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))
+        fabric = replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))
     floor = next(p.overhead.floor for p in points if p.world_size == plan.ranks)
     return Analysis(
         schema=SCHEMA,
@@ -131,9 +131,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             ),
             compared[plan.ranks],
         ),
-        trials=tuple(
-            dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
-        ),
+        trials=tuple(replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials),
         hosts=hosts(within[plan.ranks], plan, floor=floor, clock_bound_ns=clock_bound),
         ranks=spread(within[plan.ranks], plan, floor=floor),
     )
@@ -209,7 +207,7 @@ def _verdicts(
     )
     if not doubts:
         return listed
-    return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in listed)
+    return tuple(replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in listed)
 
 
 def _and_why_undecided(verdict: Verdict, tables: Tables, points: Sequence[Point], ending: Ending) -> Verdict:
@@ -223,7 +221,7 @@ def _and_why_undecided(verdict: Verdict, tables: Tables, points: Sequence[Point]
     if not why:
         return verdict
     longer, *uncertain = verdict.evidence
-    return dataclasses.replace(verdict, evidence=(*why[:1], *uncertain, longer, *why[1:]))
+    return replace(verdict, evidence=(*why[:1], *uncertain, longer, *why[1:]))
 
 
 FRAMES = ("blocks", "steps", "buckets", "parameters")
@@ -234,13 +232,13 @@ def of_strategies(tables: Tables, plan: Plan) -> tuple[RunRecords, ...]:
     """The records of each strategy; unchanged where none are side by side."""
     strategies = plan.spec.strategies
     if len(strategies) == 1:
-        return (RunRecords(tables, dataclasses.replace(plan, spec=strategies[0])),)
+        return (RunRecords(tables, replace(plan, spec=strategies[0])),)
     runs = []
     for k, strategy in enumerate(strategies):
         others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
         keys, on = in_memory(others.select("launch", "block").unique()).lazy(), ["launch", "block"]
         kept = {name: getattr(tables, name).lazy().join(keys, on=on, how="anti") for name in FRAMES}
-        runs.append(RunRecords(tables.having(kept), dataclasses.replace(plan, spec=strategy)))
+        runs.append(RunRecords(tables.having(kept), replace(plan, spec=strategy)))
     return tuple(runs)
 
 
@@ -252,8 +250,8 @@ def analyze_strategies(
         return analyze(runs[0], ending)
     each: list[Analysis] = []
     for run, peaks in zip(runs, memory, strict=True):
-        analysis = analyze(run, dataclasses.replace(ending, memory=peaks))
-        each.append(dataclasses.replace(analysis, points=tuple(_with_status(p) for p in analysis.points)))
+        analysis = analyze(run, replace(ending, memory=peaks))
+        each.append(replace(analysis, points=tuple(_with_status(p) for p in analysis.points)))
     first, *others = each
     warnings = [
         f"{run.plan.spec.parallel.name}: {warning}"
@@ -261,8 +259,8 @@ def analyze_strategies(
         for warning in analysis.quality.warnings
         if warning not in first.quality.warnings
     ]
-    quality = dataclasses.replace(first.quality, warnings=(*first.quality.warnings, *warnings))
-    return dataclasses.replace(
+    quality = replace(first.quality, warnings=(*first.quality.warnings, *warnings))
+    return replace(
         first,
         quality=quality,
         strategies=tuple(
@@ -274,14 +272,14 @@ def analyze_strategies(
 def _with_status(point: Point) -> Point:
     """A strategy that ran no plain step in a trial that is done did not fit into some rank's memory."""
     missing = point.status == "done" and point.step_ms is None
-    return dataclasses.replace(point, status=OUT_OF_MEMORY) if missing else point
+    return replace(point, status=OUT_OF_MEMORY) if missing else point
 
 
 def _result(run: RunRecords, first: RunRecords, points: tuple[Point, ...], others: int) -> StrategyResult:
     spec, last = run.plan.spec, max(points, key=lambda p: p.world_size)
     mesh = spec.parallel.mesh(last.world_size)
     return StrategyResult(
-        parallel=Degrees(strategy=spec.parallel.name, **dataclasses.asdict(mesh)),
+        parallel=Degrees(strategy=spec.parallel.name, **asdict(mesh)),
         points=points,
         memory=last.memory,
         against_first=tuple(

@@ -17,9 +17,9 @@ explains: late ranks, neighbours, DDP's own cost, input, and the model's error.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -154,11 +154,10 @@ def _of_one_run(comparison: Comparison) -> Comparison:
         return ratio and Measured(1.0, 1.0, 1.0, ratio.n)
 
     points = tuple(
-        dataclasses.replace(p, ratio=unity(p.ratio), control=unity(p.control), causes={})
-        for p in comparison.points
+        replace(p, ratio=unity(p.ratio), control=unity(p.control), causes={}) for p in comparison.points
     )
-    cases = tuple(dataclasses.replace(case, ratio=unity(case.ratio)) for case in comparison.cases)
-    return dataclasses.replace(comparison, points=points, cases=cases, one_run=True)
+    cases = tuple(replace(case, ratio=unity(case.ratio)) for case in comparison.cases)
+    return replace(comparison, points=points, cases=cases, one_run=True)
 
 
 def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> tuple[str, ...]:
@@ -198,12 +197,12 @@ def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[S
         return comparison
     first, second = ({s.world_size: s for s in sources} for sources in (base, other))
     points = tuple(
-        dataclasses.replace(p, split=split(first[p.world_size], second[p.world_size], p.ratio))
+        replace(p, split=split(first[p.world_size], second[p.world_size], p.ratio))
         if p.ratio is not None and p.world_size in first.keys() & second.keys()
         else p
         for p in comparison.points
     )
-    return dataclasses.replace(comparison, points=points)
+    return replace(comparison, points=points)
 
 
 def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
@@ -280,7 +279,7 @@ def _causes(base: Point, other: Point) -> dict[str, Measured | None]:
     causes = {"compute": _difference(ideal[1], ideal[0])}
     if base.loss is None or other.loss is None:
         return causes
-    for field in dataclasses.fields(Loss):
+    for field in fields(Loss):
         a = _product(getattr(base.loss, field.name), base.step_ms)
         b = _product(getattr(other.loss, field.name), other.step_ms)
         causes[field.name] = _difference(b, a)

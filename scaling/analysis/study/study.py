@@ -16,9 +16,9 @@ known.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -57,16 +57,16 @@ def study(sizes: Sequence[Size], notes: Sequence[str] = ()) -> tuple[Analysis, P
         launch_spread=spread,
         degrees=degrees,
     )
-    spec = dataclasses.replace(
+    spec = replace(
         largest.plan.spec,
         world_sizes=tuple(size.world_size for size in sizes),
         mode=mode,
         batch_per_rank=base.batch,
         global_batch=base.batch * base.world_size,
     )
-    plan = dataclasses.replace(largest.plan, spec=spec, trials=tuple(s.plan.trials[0] for s in sizes))
+    plan = replace(largest.plan, spec=spec, trials=tuple(s.plan.trials[0] for s in sizes))
     each = [size.analysis for size in sizes]
-    run = dataclasses.replace(
+    run = replace(
         largest.analysis.run,
         mode=mode,
         started=min(part.run.started for part in each),
@@ -173,7 +173,7 @@ def _point(size: Size, base: Size, spread: float | None, degrees: int) -> Point:
     point, step, least = size.point, size.point.step_ms, base.point.step_ms
     m, n = base.world_size, size.world_size
     if step is None or least is None:
-        return dataclasses.replace(point, base_world_size=m, efficiency=None, speedup=None, loss=None)
+        return replace(point, base_world_size=m, efficiency=None, speedup=None, loss=None)
 
     share = size.batch / base.batch if size.batch and base.batch else 1.0
     within = [x.log_half_width for x in (step, least)]
@@ -182,7 +182,7 @@ def _point(size: Size, base: Size, spread: float | None, degrees: int) -> Point:
     ratio = Measured.around_log(least.value * share / step.value, half, min(step.n, least.n))
     efficiency = Measured(1.0, 1.0, 1.0, step.n) if n == m else over_launches(ratio, spread, degrees, *counts)
     rate = point.samples_per_s
-    return dataclasses.replace(
+    return replace(
         point,
         step_ms=over_launches(step, spread, degrees, counts[1]),
         samples_per_s=rate and over_launches(rate, spread, degrees, counts[1]),
@@ -282,15 +282,15 @@ def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
     analysis = within(analysis)
     if started is None:
         return analysis, plan
-    plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, topology=started.topology))
+    plan = replace(plan, spec=replace(plan.spec, topology=started.topology))
     failed = {launch.world_size: launch for launch in started.launches if launch.status != "done"}
     trials = [t for t in analysis.trials if t.world_size not in failed]
     trials += [
         TrialStatus(world_size=n, status=f.status, error=f.error, rank=f.rank) for n, f in failed.items()
     ]
-    info = dataclasses.replace(analysis.run, topology=started.topology.name, id=started.id)
+    info = replace(analysis.run, topology=started.topology.name, id=started.id)
     ordered = tuple(sorted(trials, key=lambda t: t.world_size))
-    return dataclasses.replace(analysis, run=info, trials=ordered), plan
+    return replace(analysis, run=info, trials=ordered), plan
 
 
 def read_runs(folders: Sequence[RunFolder]) -> Size:
@@ -309,7 +309,7 @@ def read_runs(folders: Sequence[RunFolder]) -> Size:
         raise InputError(
             f"{path}: all at world size {last.plan.ranks}, with {seen} samples per rank and step; one batch is expected"
         )
-    ending = dataclasses.replace(
+    ending = replace(
         last.ending,
         duration_s=sum(rebuilt.ending.duration_s for rebuilt, *_ in derived),
         launches=sum(rebuilt.ending.launches for rebuilt, *_ in derived),
