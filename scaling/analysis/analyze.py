@@ -205,9 +205,7 @@ def _verdicts(
         *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
         *untracked_traffic.doubts(tables, plan, ending.buffers_bytes),
     )
-    if not doubts:
-        return listed
-    return tuple(replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in listed)
+    return tuple(v.as_hint(*doubts) for v in listed) if doubts else listed
 
 
 def _and_why_undecided(verdict: Verdict, tables: Tables, points: Sequence[Point], ending: Ending) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scaling.analysis.results.measured import AtSize, Measured
 
@@ -37,6 +37,10 @@ class Verdict(AtSize):
     confidence: str
     evidence: tuple[str, ...]
     try_: tuple[Remedy, ...] = ()
+
+    def as_hint(self, *why: str) -> Verdict:
+        """No more than a hint, and why."""
+        return replace(self, confidence="low", evidence=(*self.evidence, *why))
 
 
 def named(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -203,9 +203,8 @@ def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -
         "probe.baseline(step) separates the two",
     )
     verdict = named("slower_compute", point, share, evidence, (), confidence)
-    if doubts := _doubts(size, base, study):
-        verdict = replace(verdict, confidence="low", evidence=(*evidence, *doubts))
-    return [verdict]
+    doubts = _doubts(size, base, study)
+    return [verdict.as_hint(*doubts) if doubts else verdict]
 
 
 def _doubts(size: Size, base: Size, study: Study) -> tuple[str, ...]:

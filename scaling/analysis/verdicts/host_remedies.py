@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Measured, Point, TokenBalance, Verdict
@@ -161,7 +161,7 @@ def or_fuller(verdict: Verdict, point: Point) -> Verdict:
         f"undecided whether it is slow or has more to do: it has {tokens.rank_extra.value:.4g} tokens more a step than "
         f"the mean rank's {tokens.per_step.value:.4g}, and {why}"
     )
-    return replace(verdict, confidence="low", evidence=(*verdict.evidence, doubt))
+    return verdict.as_hint(doubt)
 
 
 def _may_explain(tokens: TokenBalance, cost_ms: float) -> bool:

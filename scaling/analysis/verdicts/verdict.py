@@ -75,11 +75,11 @@ def verdicts(
 
 def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     """The optimizer's part of every step, where it is large: no loss of scaling, but time that a setting can save."""
-    spent, step = point.parts_ms.optimizer, point.step_ms
+    spent, step, late = point.parts_ms.optimizer, point.step_ms, point.straggler
     if point.world_size != plan.ranks or spent is None or step is None:
         return ()
-    if point.straggler is not None and point.straggler.phase == "optimizer":
-        return ()  # the mean has what it is late by
+    if late is not None and late.phase == "optimizer":  # the mean has what it is late by
+        return ()
     share = spent / step.value
     if not share.surely_above(OPTIMIZER_NOTABLE):
         return ()
@@ -105,14 +105,8 @@ def _causes_of(
     for cause, share in shares:
         if cause in clear:
             tried, nothing = remedies(cause, point, plan, gain, host)
-            verdict = named(
-                cause,
-                point,
-                share,
-                (*evidence_of(cause, point, level, host.ranks_per_device), *nothing),
-                tried,
-                clear[cause],
-            )
+            evidence = (*evidence_of(cause, point, level, host.ranks_per_device), *nothing)
+            verdict = named(cause, point, share, evidence, tried, clear[cause])
             causes.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
     if causes:
         return (_beside_larger(causes[0], point, clear), *causes[1:])
@@ -203,7 +197,7 @@ def _beside_larger(first: Verdict, point: Point, clear: Collection[str]) -> Verd
         return first
     others = {cause: share for cause, share in _shares(point.loss) if cause not in clear}
     more = uncertain(others, above=first.share.value)
-    return dataclasses.replace(first, confidence="low", evidence=(*first.evidence, *more)) if more else first
+    return first.as_hint(*more) if more else first
 
 
 STARVED = 0.5
@@ -244,15 +238,9 @@ def doubted(verdict: Verdict) -> Verdict:
     """
     if verdict.cause not in _ON_THE_DEVICE:
         return verdict
-    return dataclasses.replace(
-        verdict,
-        confidence="low",
-        evidence=(
-            *verdict.evidence,
-            "the step waits for the host's launches, which go on meanwhile: without this wait it may be no shorter",
-        ),
-        try_=tuple(dataclasses.replace(remedy, predicted_gain=None) for remedy in verdict.try_),
-    )
+    why = "the step waits for the host's launches, which go on meanwhile: without this wait it may be no shorter"
+    tried = tuple(dataclasses.replace(remedy, predicted_gain=None) for remedy in verdict.try_)
+    return dataclasses.replace(verdict.as_hint(why), try_=tried)
 
 
 HIGH, MEDIUM = 0.01, 0.05
