@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -157,27 +158,23 @@ def taken_out(rounds: Rounds, terms: Mapping[str, Term]) -> dict[str, Term]:
         "overlap": lambda m: (m["typical.probe.forward"] + m["typical.probe.compute"]) / m[PROBE],
     }
 
-    def explained(name: str) -> Term:
-        def term(m: Means) -> Floats:
-            most = np.maximum(terms[name](m), 0.0)
-            share: Floats = np.clip(compute[name](m) * m[f"clocks.{name}"], 0.0, most)
-            return share
+    def explained(name: str, m: Means) -> Floats:
+        most = np.maximum(terms[name](m), 0.0)
+        share: Floats = np.clip(compute[name](m) * m[f"clocks.{name}"], 0.0, most)
+        return share
 
-        return term
+    def rest(name: str, m: Means) -> Floats:
+        return terms[name](m) - explained(name, m)
 
-    def rest(name: str, part: Term) -> Term:
-        return lambda m: terms[name](m) - part(m)
-
-    parts = {name: explained(name) for name in compute if name in terms}
-    measured = {name: rounds.measure(part) for name, part in parts.items()}
-    sure = {name: parts[name] for name, number in measured.items() if number and number.interval}
+    measured = {name: rounds.measure(partial(explained, name)) for name in compute if name in terms}
+    sure = [name for name, number in measured.items() if number and number.interval]
     if not sure:
         return {}
 
-    def whole(m: Means) -> Floats:
-        return sum((part(m) for part in sure.values()), np.zeros(1))
+    def together(m: Means) -> Floats:
+        return sum((explained(name, m) for name in sure), np.zeros(1))
 
-    return {"clocks": whole, **{name: rest(name, part) for name, part in sure.items()}}
+    return {"clocks": together, **{name: partial(rest, name) for name in sure}}
 
 
 def clocks(records: TrialRecords, rounds: Rounds) -> DeviceClocks | None:

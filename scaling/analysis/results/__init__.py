@@ -42,7 +42,7 @@ from scaling.analysis.results.machine import (
     StepPart,
     StepTime,
 )
-from scaling.analysis.results.measured import LAUNCHES_MIN, AtSize, Measured, at, ratio_of
+from scaling.analysis.results.measured import LAUNCHES_MIN, Measured, at, ratio_of
 from scaling.analysis.results.point import (
     ArmTimes,
     Bucket,
