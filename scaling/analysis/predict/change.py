@@ -195,9 +195,8 @@ class Source:
     wire: float = 1.0
     """Bytes sent over bytes of gradients, below 1 under a compressing hook; Change.compression is its inverse."""
     late: tuple[int, ...]
-    jitter: (
-        Floats  # S: standard deviation over steps of a rank's own time less the ranks' mean, mean over ranks
-    )
+    jitter: Floats
+    """S: standard deviation over steps of a rank's own time less the ranks' mean, mean over ranks."""
     fixed_share: float | None
     """Share of forward and backward that does not shrink with the micro-batch; None: only one batch was measured."""
     fixed_doubt: float | None = None

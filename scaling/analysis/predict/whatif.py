@@ -167,17 +167,17 @@ def _target(source: Source, change: Change, lean: Lean) -> _Target:
     if change.without_straggler and late:
         ranks = [PEERS if r in late else r for r in ranks]
     later = latest(n) - latest(source.world_size)
-    samples = _samples(source, change)
+    factor = whole_factor = _factors(source, change, lean, _samples(source, change))
+    if source.shared:
+        whole_factor = _factors(source, change, lean, change.whole_batch, source.whole_share)
     return _Target(
         world_size=n,
         ranks=ranks,
         typical=typical if any(typical) else [True] * n,
         micro_steps=micro_steps,
         reductions=change.reductions or (micro_steps if source.reductions > 1 else 1),
-        factor=_factors(source, change, lean, samples),
-        whole_factor=_factors(source, change, lean, change.whole_batch, source.whole_share)
-        if source.shared
-        else _factors(source, change, lean, samples),
+        factor=factor,
+        whole_factor=whole_factor,
         ready=buckets.ready,
         transfer=np.maximum(fixed + moved, 0.0),
         latency_share=np.clip(fixed.sum(axis=1) / np.maximum((fixed + moved).sum(axis=1), 1.0), 0.0, 1.0),
