@@ -49,7 +49,8 @@ def details(
     compute = {name: phases["forward"] + phases["compute"] for name, phases in both.items()}
     if n < 2 or not all((np.isfinite(values).any(axis=0)).all() for values in compute.values()):
         return None
-    shown = _most_moved(compute)
+    apart = np.nanmean(compute["detailed"], axis=0) - np.nanmean(compute["light"], axis=0)
+    shown = [int(rank) for rank in np.argsort(-np.abs(apart))[:SHOWN]]
     values: dict[str, Floats] = {PLAIN: records.arm(PLAIN)["step"]}
     values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
     values |= {name: phases["step"].mean(axis=1) for name, phases in both.items()}
@@ -99,12 +100,6 @@ def with_reason(verdict: Verdict, unused: Mapping[int, str], detailed: Collectio
     why = unused.get(verdict.world_size, why)
     split = f"how much of it is latency, bandwidth or ranks that are late in turns cannot be separated: {why}"
     return dataclasses.replace(verdict, evidence=(*verdict.evidence, split))
-
-
-def _most_moved(compute: Mapping[str, Floats]) -> list[int]:
-    """Ranks whose compute differs most between the two, the most first."""
-    apart = np.nanmean(compute["detailed"], axis=0) - np.nanmean(compute["light"], axis=0)
-    return [int(rank) for rank in np.argsort(-np.abs(apart))[:SHOWN]]
 
 
 def _moved(rounds: Rounds, rank: int, n: int) -> Measured | None:
