@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,23 +148,19 @@ LATENCY = 1.3
 """A measured latency holds for another link or world size within this factor (95 %)."""
 
 
-class Linked(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linked:
     """A measured world size whose link is known."""
 
-    @property
-    def world_size(self) -> int:
-        """Ranks."""
-
-    @property
-    def link(self) -> Hops:
-        """One level of links, which joins them."""
+    world_size: int
+    link: Hops
+    """One level of links, which joins the ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Linked):
     """One measured world size."""
 
-    world_size: int
     batch: int
     """Samples per rank and optimizer step."""
     accumulation: int
@@ -189,7 +184,6 @@ class Source:
     """As measured, in bytes of gradients."""
     gradients: Gradients
     """For other bucket sizes."""
-    link: Hops
     curve: Points
     """The size sweep, ns, scaled so that the model's own buckets, one after the other, take their measured time."""
     wire: float = 1.0

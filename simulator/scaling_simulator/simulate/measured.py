@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from scaling.analysis.decompose.kernels import idle_share
 from scaling.analysis.decompose.roofline import EXPLAINS
@@ -211,14 +210,6 @@ def _times(
     return KernelTimes(chip=chip, us=us, factors=factors), notes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweptLink:
-    """The link of one measured world size, from the size sweep alone."""
-
-    world_size: int
-    link: Hops
-
-
 def tables_of(run: Run) -> Tables:
     """All records of a run, as checked as its analysis has them."""
     return run._tables  # noqa: SLF001  not for users: the frozen API has the tables one by one
@@ -230,7 +221,7 @@ def links_of(run: Run) -> tuple[Linked, ...]:
     return sources if sources or not has_records(run) else _swept(RunRecords(tables_of(run), run.plan))
 
 
-def _swept(run: RunRecords) -> tuple[SweptLink, ...]:
+def _swept(run: RunRecords) -> tuple[Linked, ...]:
     """The link of each world size above 1 that has a size sweep, from the launches that count."""
     links, plan = [], run.plan
     for trial in plan.trials:
@@ -240,7 +231,7 @@ def _swept(run: RunRecords) -> tuple[SweptLink, ...]:
         with contextlib.suppress(UnknownQuantityError):
             if swept is not None:
                 link = measured_link(swept[0].means().paired, plan, n, swept[1], ())
-                links.append(SweptLink(world_size=n, link=link))
+                links.append(Linked(world_size=n, link=link))
     return tuple(links)
 
 
