@@ -61,28 +61,22 @@ def _growth(launch: int, rank: int, kind: str, steps: Ints, sizes: Ints) -> Iter
     steps, sizes = steps[first:], sizes[first:]
     if len(sizes) < BLOCKS_MIN:
         return
-    slope, _, low, high = _slopes(sizes, steps)
-    grown = float(low) * (int(steps[-1]) - int(steps[0]))
+    slope = low = high = 0.0
+    if (sizes != sizes[0]).any():  # most ranks hold the same all the time, so that every slope is 0
+        from scipy.stats import theilslopes  # noqa: PLC0415  half a second to import, and rarely asked for
+
+        slope, _, low, high = map(float, theilslopes(sizes, steps, 0.95))
+    ran = int(steps[-1]) - int(steps[0])
     yield MemoryGrowth(
         launch=launch,
         rank=rank,
         kind=kind,
         begin_bytes=int(sizes[0]),
         end_bytes=int(sizes[-1]),
-        steps=int(steps[-1]) - int(steps[0]),
-        growth_bytes_per_step=Measured(float(slope), float(low), float(high), len(sizes)),
-        leak=grown > LEAK_BYTES,
+        steps=ran,
+        growth_bytes_per_step=Measured(slope, low, high, len(sizes)),
+        leak=low * ran > LEAK_BYTES,
     )
-
-
-def _slopes(sizes: Ints, steps: Ints) -> tuple[float, float, float, float]:
-    """What theilslopes gives; most ranks hold the same all the time, so that every slope is 0."""
-    if (sizes == sizes[0]).all():
-        return 0.0, float(sizes[0]), 0.0, 0.0
-    from scipy.stats import theilslopes  # noqa: PLC0415  half a second to import, and rarely asked for
-
-    slope, intercept, low, high = theilslopes(sizes, steps, 0.95)
-    return slope, intercept, low, high
 
 
 def warnings(growths: tuple[MemoryGrowth, ...]) -> tuple[str, ...]:

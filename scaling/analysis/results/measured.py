@@ -98,8 +98,6 @@ class Measured:
 
     def differs_from(self, number: float, by: float = 0.0) -> bool:
         """Whether the whole interval lies more than `by` above or below a number."""
-        if self.low is None or self.high is None:
-            return False
         return self.surely_above(number + by) or self.surely_below(number - by)
 
     def departure(self, number: float = 1.0) -> float:

@@ -51,7 +51,16 @@ def study(sizes: Sequence[Size], notes: Sequence[str] = ()) -> tuple[Analysis, P
     spread, degrees = launch_spread([size.launch_ns for size in sizes])
     points = tuple(_point(size, base, spread, degrees) for size in sizes)
     summary = Study(
-        runs=tuple(map(_run, sizes)),
+        runs=tuple(
+            StudyRun(
+                world_size=size.world_size,
+                id=size.analysis.run.id,
+                path=str(Path(size.path)),
+                batch=size.batch or None,
+                launch_ms=tuple(ns / 1e6 for ns in size.launch_ns),
+            )
+            for size in sizes
+        ),
         base_world_size=base.world_size,
         covers="within" if spread is None else "launches",
         launch_spread=spread,
@@ -214,16 +223,6 @@ def _loss(size: Size, base: Size, efficiency: Measured) -> Loss | None:
         host=grown("host"),
         **terms,
         unexplained=grown("waits") - sum(terms.values(), Measured(0.0, 0.0, 0.0, here["waits"].n)),
-    )
-
-
-def _run(size: Size) -> StudyRun:
-    return StudyRun(
-        world_size=size.world_size,
-        id=size.analysis.run.id,
-        path=str(Path(size.path)),
-        batch=size.batch or None,
-        launch_ms=tuple(ns / 1e6 for ns in size.launch_ns),
     )
 
 

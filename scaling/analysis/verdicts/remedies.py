@@ -293,6 +293,11 @@ def judge(
     plan: Plan, cause: Verdict, remedy: Remedy, gain: Measured | None, same: Measured | None, how: str
 ) -> Verification:
     """Held: faster by more than the A/A ratio differs from 1, and by at least the lower end of the prediction."""
+    floor, promised = abs(same.value - 1) if same else 0.0, remedy.predicted_gain
+    least = promised.low if promised and promised.low is not None else 1.0
+    verdict = "not_distinguishable"
+    if gain is not None and gain.differs_from(1, by=floor):
+        verdict = "held" if gain.value > 1 and gain.most >= least else "not_held"
     return Verification(
         schema=SCHEMA,
         run=plan.id,
@@ -300,17 +305,9 @@ def judge(
         cause=cause.cause,
         remedy=remedy.overrides,
         code=remedy.code,
-        predicted_gain=remedy.predicted_gain,
+        predicted_gain=promised,
         measured_gain=gain,
         aa_floor=same,
         how=how,
-        verdict=_verdict(gain, same, remedy.predicted_gain),
+        verdict=verdict,
     )
-
-
-def _verdict(gain: Measured | None, same: Measured | None, promised: Measured | None) -> str:
-    floor = abs(same.value - 1) if same else 0.0
-    if gain is None or not gain.differs_from(1, by=floor):
-        return "not_distinguishable"
-    least = promised.low if promised and promised.low is not None else 1.0
-    return "held" if gain.value > 1 and gain.most >= least else "not_held"
