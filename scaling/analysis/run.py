@@ -21,7 +21,6 @@ from scaling.analysis.quality import clocks, memory
 from scaling.analysis.results import (
     Analysis,
     MemoryGrowth,
-    NcclLog,
     PeakMemory,
     RooflineResult,
     StepHistory,
@@ -130,6 +129,8 @@ def _ending(
 ) -> Ending:
     """How the launches ended, with the facts from their files other than the records."""
     environment = launches.environment
+    logged = plan.spec.topology.backend == "nccl"
+    logs = (nccl_log.read_files(paths) for paths in launches.nccl_logs()) if logged else ()
     bounds = [bound for record in launches.memories if (bound := record.device_clock_bound_ns) is not None]
     return Ending(
         duration_s=status.duration_s if status else span_ns(tables.blocks) / 1e9,
@@ -148,7 +149,7 @@ def _ending(
         torch=str(environment.facts.get("torch", "")) if environment else "",
         binding=str(environment.facts.get(NUMA_BOUND, "")) if environment else "",
         buffers_bytes=environment.buffers_bytes if environment and not plan.spec.kind.by_cases else 0,
-        nccl=_nccl(launches, plan),
+        nccl=next((log for log in logs if log is not None), None),  # of the last launch that has a log
         device_clock_bound_ns=max(bounds, default=None),
         stolen=checks.stolen,
     )
@@ -195,14 +196,6 @@ def _roofline(
         waits_ms=sum(wait.value for wait in waits if wait),
         on_host=analysis.run.device == "cpu",
     )
-
-
-def _nccl(launches: Launches, plan: Plan) -> NcclLog | None:
-    """What NCCL logged about its transports, from the last launch that has such a log."""
-    if plan.spec.topology.backend != "nccl":
-        return None
-    logs = (nccl_log.read_files(paths) for paths in launches.nccl_logs())
-    return next((log for log in logs if log is not None), None)
 
 
 def _memory(launches: Launches, world_size: int, strategy: int = 0) -> PeakMemory:
