@@ -16,6 +16,11 @@ from scaling.errors import InputError
 from scaling.records.checkup import Layer, PrecisionRecord, RankCheck
 from scaling.records.files import read_json
 
+Records = Mapping[int, Sequence[PrecisionRecord]]
+"""By rank, a record of each precision."""
+Group = tuple[list[int], PrecisionRecord]
+"""Ranks with the same bits, and the record of the first."""
+
 
 def parts_at(record: PrecisionRecord, other: PrecisionRecord) -> str:
     """The first layer that differs, and by how much; empty if all are equal."""
@@ -91,9 +96,7 @@ def read_file(path: Path, model: str) -> ParityFile:
     return file
 
 
-def table(
-    records: Mapping[int, Sequence[PrecisionRecord]], device_of: Mapping[int, str], other: ParityFile | None
-) -> Iterator[Divergence]:
+def table(records: Records, device_of: Mapping[int, str], other: ParityFile | None) -> Iterator[Divergence]:
     """By precision and by ranks with the same bits; the machine of a parity file last."""
     for precision in _precisions(records):
         groups = groups_of(records, precision)
@@ -107,11 +110,9 @@ def table(
             yield _row(theirs, where, (), first, _record(other.parity, _SPEED))
 
 
-def groups_of(
-    records: Mapping[int, Sequence[PrecisionRecord]], precision: str
-) -> list[tuple[list[int], PrecisionRecord]]:
-    """Ranks by equal bits in one precision with the first one's record, the largest group first."""
-    groups: dict[tuple[str, ...], tuple[list[int], PrecisionRecord]] = {}
+def groups_of(records: Records, precision: str) -> list[Group]:
+    """Ranks by equal bits in one precision, the largest group first."""
+    groups: dict[tuple[str, ...], Group] = {}
     for rank, its in sorted(records.items()):
         record = _record(its, precision)
         if record is not None:
@@ -121,7 +122,7 @@ def groups_of(
 
 
 def problems(
-    records: Mapping[int, Sequence[PrecisionRecord]],
+    records: Records,
     device_of: Mapping[int, str],
     distinct: Sequence[Difference],
     other: ParityFile | None,
@@ -129,10 +130,11 @@ def problems(
 ) -> Iterator[Problem]:
     """Ranks that differ from their peers, layers that are wrong everywhere, steps that do not repeat, overflow."""
     for precision in _precisions(records):
-        (peers, usual), *others = groups_of(records, precision)
-        for ranks, record in others:
+        groups = groups_of(records, precision)
+        peers, usual = groups[0]
+        for ranks, record in groups[1:]:
             yield _parted(precision, record, usual, ranks, peers, distinct, device_of)
-        yield from _against_reference(precision, [(peers, usual), *others])
+        yield from _against_reference(precision, groups)
         yield from _repeats(precision, records)
         theirs = _record(other.parity, precision) if other else None
         if other and theirs:
@@ -178,9 +180,7 @@ def _parted(
     )
 
 
-def _against_reference(
-    precision: str, groups: Sequence[tuple[Sequence[int], PrecisionRecord]]
-) -> Iterator[Problem]:
+def _against_reference(precision: str, groups: Sequence[Group]) -> Iterator[Problem]:
     for ranks, record in groups:
         rank = ranks[0] if len(groups) > 1 and len(ranks) == 1 else None
         broken = _not_finite(record)
@@ -212,7 +212,7 @@ def _not_finite(record: PrecisionRecord) -> str:
     return "" if record.scale else "a gradient is not finite at any loss scale"
 
 
-def _repeats(precision: str, records: Mapping[int, Sequence[PrecisionRecord]]) -> Iterator[Problem]:
+def _repeats(precision: str, records: Records) -> Iterator[Problem]:
     parted: dict[str, list[int]] = {}
     for rank, its in sorted(records.items()):
         record = _record(its, precision)
@@ -278,7 +278,7 @@ def _row(
     )
 
 
-def _precisions(records: Mapping[int, Sequence[PrecisionRecord]]) -> list[str]:
+def _precisions(records: Records) -> list[str]:
     return list(dict.fromkeys(r.precision for its in records.values() for r in its))
 
 
