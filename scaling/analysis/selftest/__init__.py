@@ -2,6 +2,4 @@
 
 In: the analysis of a run that was made with a case's overrides, and its plan.
 Out: `SelfTestCase`s and their `SelfTest`.
-
-`synthetic` has cases whose costs follow from arithmetic, `zoo` every fault in small models of every family.
 """

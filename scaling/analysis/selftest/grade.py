@@ -227,7 +227,7 @@ MORE: tuple[FaultCase, ...] = (
         attributed_ms=loss_ms(*LINK),
     ),
 )
-"""What `--full` adds, beside cases of real models (scaling.analysis.selftest.grade)."""
+"""What `--full` adds, beside cases of real models (`drawn`)."""
 
 LATE_MS = 40
 COMMON = (
