@@ -18,14 +18,7 @@ from scaling.analysis.doctor.preflight import Preflight
 from scaling.analysis.invariants import within
 from scaling.analysis.network import nccl_log
 from scaling.analysis.quality import clocks, memory
-from scaling.analysis.results import (
-    Analysis,
-    MemoryGrowth,
-    PeakMemory,
-    RooflineResult,
-    StepHistory,
-    Timeline,
-)
+from scaling.analysis.results import Analysis, MemoryGrowth, PeakMemory, RooflineResult, StepHistory, Timeline
 from scaling.errors import InputError, ScalingError
 from scaling.records.check import check_meshes, read_checked
 from scaling.records.checkup import Roofline

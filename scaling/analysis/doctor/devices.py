@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from scaling.analysis.results.doctor import ERROR, WARNING, PairBandwidth, Problem
+from scaling.analysis.results.doctor import ERROR, WARNING, Finding, PairBandwidth, Problem
 from scaling.hardware.devices import distance
 from scaling.hardware.nvml import REASONS
 from scaling.hardware.telemetry import HostRecord
@@ -45,82 +45,79 @@ def problems(host: HostRecord, rank_of: dict[int, int]) -> Iterator[Problem]:
             )
 
 
-_Findings = Iterator[tuple[str, str, str]]
-
-
-def _state(gpu: dict[str, Any]) -> _Findings:
+def _state(gpu: dict[str, Any]) -> Iterator[Finding]:
     lost = gpu.get("lost")
     if lost and "permission" not in lost.lower():  # on a shared host, other users' devices cannot be opened
-        yield (
+        yield Finding(
             f"NVML lists it and cannot open it ({lost})",
             "look for its Xid in dmesg (79: it fell off the bus), then reset it or reboot the host",
             ERROR,
         )
     if gpu.get("persistence") is False:
-        yield (
+        yield Finding(
             "persistence mode is off, so the driver unloads between programs and clocks start cold",
             "nvidia-smi -pm 1, or run nvidia-persistenced",
-            WARNING,
         )
     if gpu.get("mig"):
-        yield (
+        yield Finding(
             "MIG mode is on: a rank gets a slice of the device, and slices have no peer-to-peer access",
             "nvidia-smi -mig 0, or ask the scheduler for whole devices",
-            WARNING,
         )
     if gpu.get("ecc") is not None and gpu["ecc"] != gpu.get("ecc_pending"):
-        yield "an ECC change waits for a reboot", "reboot the host, or undo it with nvidia-smi -e", WARNING
+        yield Finding("an ECC change waits for a reboot", "reboot the host, or undo it with nvidia-smi -e")
     if gpu.get("remap_failed"):
-        yield "a row could not be remapped: its memory is failing", "take the device out of service", ERROR
+        yield Finding(
+            "a row could not be remapped: its memory is failing", "take the device out of service", ERROR
+        )
     limit, default = gpu.get("power_limit_mw"), gpu.get("power_default_mw")
     if limit and default and limit < default:
-        yield (
+        yield Finding(
             f"the power limit is {limit / 1000:.0f} W of {default / 1000:.0f} W",
             f"nvidia-smi -pl {default / 1000:.0f}, or expect lower clocks",
-            WARNING,
         )
     application, highest = gpu.get("sm_application_mhz"), gpu.get("sm_max_mhz")
     # A card's default application clock is no limit: a T4's is 585 MHz, and it runs at up to 1590 MHz.
     chosen = application != gpu.get("sm_application_default_mhz")
     if application and highest and chosen and application < 0.6 * highest:
         clocks = f"application clocks hold it to {application} MHz of {highest} MHz"
-        yield clocks, "nvidia-smi -rac", WARNING
+        yield Finding(clocks, "nvidia-smi -rac")
 
 
-def _errors(load: Sequence[dict[str, Any]]) -> _Findings:
+def _errors(load: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     worst = max((s.get("ecc_uncorrected") or 0 for s in load), default=0)
     if worst:
-        yield (
+        yield Finding(
             f"{worst} uncorrected ECC errors",
             "drain the host and reset the device; replace it if they return",
             ERROR,
         )
     xids = sorted({s["xid"] for s in load if s.get("xid") is not None})
     if xids:
-        yield f"Xid {', '.join(map(str, xids))}", "look the Xid up in NVIDIA's list and in dmesg", ERROR
+        yield Finding(
+            f"Xid {', '.join(map(str, xids))}", "look the Xid up in NVIDIA's list and in dmesg", ERROR
+        )
     others = max((s.get("processes") or 0 for s in load), default=0)
     if others > 1:
-        yield (
+        yield Finding(
             f"{others} processes use it at once",
             "give each rank a device of its own, and end other programs that use it",
-            WARNING,
         )
 
 
-def _pcie(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Findings:
+def _pcie(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     """Checked under load, because an idle link may lower its generation to save power (but not its width)."""
     for what, lesser in (("width", "x"), ("generation", "gen ")):
         most = gpu.get(f"pcie_max_{what}")
         seen = [s[f"pcie_{what}"] for s in busy if s.get(f"pcie_{what}") is not None]
         if most and seen and max(seen) < most:
-            yield (
+            yield Finding(
                 f"its PCIe link runs at {lesser}{max(seen)} of {lesser}{most} under load",
                 "reseat the card or its riser, and look at the slot's lanes and the firmware's PCIe settings",
                 ERROR if what == "width" else WARNING,
             )
 
 
-def _clocks(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Findings:
+def _clocks(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     samples = [s for s in busy if s.get("reasons") is not None]
     if not samples:
         return
@@ -129,16 +126,16 @@ def _clocks(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Findings:
     for name, remedy in _SLOWDOWNS.items():
         share = sum(bool(s["reasons"] & REASONS[name]) for s in samples) / len(samples)
         if share > THROTTLED_SHARE:
-            yield f"throttled ({name}) in {share:.0%} of the samples under load{at}", remedy, ERROR
+            yield Finding(f"throttled ({name}) in {share:.0%} of the samples under load{at}", remedy, ERROR)
             return  # one cause sets several bits
 
 
-def _links(gpu: dict[str, Any], ups: Sequence[int]) -> _Findings:
+def _links(gpu: dict[str, Any], ups: Sequence[int]) -> Iterator[Finding]:
     """A link counts as down if another GPU of the host has more links up: boards leave some unconnected on purpose."""
     up = _up(gpu)
     if gpu.get("nvlinks") and up < max(ups):
         down = [str(i) for i, state in enumerate(gpu["nvlinks"]) if not state]
-        yield (
+        yield Finding(
             f"{up} of {max(ups)} NVLinks are up (down: {', '.join(down)})",
             "nvidia-smi nvlink -s; look at the bridge or the fabric manager, then reset the device",
             ERROR,
@@ -149,15 +146,14 @@ def _up(gpu: dict[str, Any]) -> int:
     return sum(bool(state) for state in gpu.get("nvlinks") or ())
 
 
-def _nic(host: HostRecord, gpu: dict[str, Any]) -> _Findings:
+def _nic(host: HostRecord, gpu: dict[str, Any]) -> Iterator[Finding]:
     """The nearest InfiniBand card of a GPU should not be on another NUMA node."""
     cards = [nic for nic in host.nics if nic["kind"] == "infiniband"]
     path, node = gpu.get("pci_path") or [], gpu.get("numa_node")
     if {distance(path, nic["pci"], nodes=(node, nic.get("numa_node"))) for nic in cards} == {"SYS"}:
-        yield (
+        yield Finding(
             "every network card is on another NUMA node (SYS)",
             "use the devices beside the cards, or set NCCL_IB_HCA and NCCL_CROSS_NIC by hand",
-            WARNING,
         )
 
 
@@ -203,85 +199,79 @@ def host_problems(check: RankCheck, host: HostRecord | None, gpu: dict[str, Any]
         yield Problem(what=what, rank=check.rank, remedy=remedy, severity=severity, host=check.host)
 
 
-def _binding(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Findings:
+def _binding(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> Iterator[Finding]:
     """A rank that is bound to one NUMA node should be bound to its device's node."""
     node, nodes = gpu.get("numa_node") if gpu else None, facts.get("numa_nodes")
     only = as_number(str(nodes))
     if host is not None and len(host.nodes) > 1 and node is not None and only is not None and only != node:
-        yield (
+        yield Finding(
             f"bound to the processors of NUMA node {nodes}, its device is on node {node}",
             f"numactl --cpunodebind={node} --membind={node}, or let the scheduler bind by device",
             ERROR,
         )
     quota, threads = facts.get("cgroup_cores"), facts.get("flags.threads")
     if quota is not None and threads is not None and quota < threads:
-        yield (
+        yield Finding(
             f"its cgroup gives {quota:g} cores for {threads} threads",
             f"ask for {threads} cores a rank, or set threads={max(1, int(quota))}",
-            WARNING,
         )
 
 
-def _limits(facts: dict[str, Any], host: HostRecord | None) -> _Findings:
+def _limits(facts: dict[str, Any], host: HostRecord | None) -> Iterator[Finding]:
     shared = facts.get("shared_memory_bytes")
     if shared is not None and shared < SHARED_MEMORY_BYTES:
-        yield (
+        yield Finding(
             f"{format_bytes(shared)} of shared memory (/dev/shm)",
             "docker run --shm-size=8g (or --ipc=host): loaders and NCCL's SHM transport need it",
-            WARNING,
         )
     files = facts.get("limit.open_files")
     if files is not None and files < OPEN_FILES:
-        yield f"at most {files} open files", f"ulimit -n {OPEN_FILES * 16}", WARNING
+        yield Finding(f"at most {files} open files", f"ulimit -n {OPEN_FILES * 16}")
     locked = facts.get("limit.locked_memory_bytes")
     infiniband = host is not None and any(nic["kind"] == "infiniband" for nic in host.nics)
     if infiniband and locked is not None and locked < LOCKED_MEMORY_BYTES:
-        yield (
+        yield Finding(
             f"at most {format_bytes(locked)} of locked memory, and RDMA needs to lock its buffers",
             "ulimit -l unlimited (limits.conf, or LimitMEMLOCK=infinity for the scheduler's daemon)",
             ERROR,
         )
 
 
-def _iommu(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> _Findings:
+def _iommu(facts: dict[str, Any], host: HostRecord | None, gpu: dict[str, Any] | None) -> Iterator[Finding]:
     """ACS sends traffic between devices through the root complex (NCCL's troubleshooting guide, PCI ACS)."""
     if gpu is not None and host is not None and host.acs_bridges and not facts.get("virtual_machine"):
-        yield (
+        yield Finding(
             f"ACS is on in {host.acs_bridges} PCI bridges: peer-to-peer copies go through the processor",
             "switch ACS off in the firmware, or with setpci on each bridge",
-            WARNING,
         )
 
 
-def _clock(check: RankCheck) -> _Findings:
+def _clock(check: RankCheck) -> Iterator[Finding]:
     if abs(check.clock_offset_ns) > SKEW_NS + check.clock_bound_ns:
-        yield (
+        yield Finding(
             f"its wall clock is {check.clock_offset_ns / 1e6:+.0f} ms off rank 0's",
             "run chrony or ntpd on every host",
-            WARNING,
         )
 
 
-def _environment(facts: dict[str, Any]) -> _Findings:
+def _environment(facts: dict[str, Any]) -> Iterator[Finding]:
     if facts.get("env.NVIDIA_TF32_OVERRIDE") is not None:
-        yield (
+        yield Finding(
             f"NVIDIA_TF32_OVERRIDE={facts['env.NVIDIA_TF32_OVERRIDE']} overrules every TF32 switch in the code",
             "unset it, and set torch.backends.*.allow_tf32",
-            WARNING,
         )
     if str(facts.get("env.CUDA_LAUNCH_BLOCKING", "0")) not in ("", "0"):
-        yield "CUDA_LAUNCH_BLOCKING makes every launch wait", "unset it", ERROR
+        yield Finding("CUDA_LAUNCH_BLOCKING makes every launch wait", "unset it", ERROR)
     if _logs_collectives(facts):
-        yield (
+        yield Finding(
             f"NCCL_DEBUG={facts['env.NCCL_DEBUG']} with NCCL_DEBUG_SUBSYS={facts.get('env.NCCL_DEBUG_SUBSYS')} writes "
             "while it measures",
             "unset both: NCCL's log of its start is recorded anyway",
-            WARNING,
         )
     if str(facts.get("env.NCCL_P2P_DISABLE", "0")) == "1":
-        yield "NCCL_P2P_DISABLE=1 sends traffic between devices through host memory", "unset it", WARNING
+        yield Finding("NCCL_P2P_DISABLE=1 sends traffic between devices through host memory", "unset it")
     if str(facts.get("env.NCCL_IB_DISABLE", "0")) == "1":
-        yield "NCCL_IB_DISABLE=1 sends traffic between hosts over TCP", "unset it", WARNING
+        yield Finding("NCCL_IB_DISABLE=1 sends traffic between hosts over TCP", "unset it")
 
 
 def _logs_collectives(facts: dict[str, Any]) -> bool:

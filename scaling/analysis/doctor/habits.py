@@ -8,7 +8,7 @@ from statistics import median
 from scaling.analysis.decompose.roofline import best_of
 from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.results import RooflineResult
-from scaling.analysis.results.doctor import ERROR, WARNING, Problem
+from scaling.analysis.results.doctor import ERROR, WARNING, Finding, Problem
 from scaling.records.checkup import CONVOLUTION, MATMUL, RankCheck, Sighting, StepTimes
 from scaling.settings.topology import CPU
 
@@ -21,29 +21,24 @@ _SIGHTINGS = {
     "float64": (
         "float64 in the step",
         "convert inputs and parameters with .float(): float64 runs at a fraction of the float32 rate",
-        WARNING,
     ),
     "host_sync": (
         "a value is read back to the host in the step (.item(), float(), bool() or a branch on a tensor)",
         "keep it on the device and read it every hundred steps: each read waits for all queued work",
-        WARNING,
     ),
-    "print": ("printing in the step", "print every hundred steps, and on rank 0 only", WARNING),
+    "print": ("printing in the step", "print every hundred steps, and on rank 0 only"),
     "to_host": (
         "a tensor is copied to the host in the step (.cpu(), .numpy(), .tolist())",
         "keep it on the device: the copy waits for all queued work",
-        WARNING,
     ),
     "pageable_copy": (
         "a tensor is copied to the device from pageable memory in the step",
         "DataLoader(pin_memory=True) and .to(device, non_blocking=True), before the forward",
-        WARNING,
     ),
-    "blocking_copy": ("a copy to the device blocks in the step", ".to(device, non_blocking=True)", WARNING),
+    "blocking_copy": ("a copy to the device blocks in the step", ".to(device, non_blocking=True)"),
     "mixed_devices": (
         "an operator takes tensors of several devices",
         "move inputs and buffers to the model's device; register constants with register_buffer",
-        WARNING,
     ),
 }
 _OTHER_DEVICE = ("same device", "expected device", "different device", "Expected all tensors")
@@ -61,55 +56,50 @@ def problems(check: RankCheck, roofline: RooflineResult | None, device: str) -> 
         yield Problem(what=what, rank=check.rank, remedy=remedy, severity=severity, host=check.host)
 
 
-_Findings = Iterator[tuple[str, str, str]]
-
-
-def _failure(check: RankCheck) -> _Findings:
+def _failure(check: RankCheck) -> Iterator[Finding]:
     if check.model_error is None:
         return
     if any(part in check.model_error for part in _OTHER_DEVICE):
-        yield (
+        yield Finding(
             f"inputs and parameters are on different devices: {check.model_error}",
             "move the inputs to the model's device, and register constants with register_buffer",
             ERROR,
         )
     elif "out of memory" in check.model_error.lower():
-        yield f"a step does not fit: {check.model_error}", "use a smaller batch_per_rank", ERROR
+        yield Finding(f"a step does not fit: {check.model_error}", "use a smaller batch_per_rank", ERROR)
     else:
-        yield f"a step fails: {check.model_error}", "run the model by hand on this device", ERROR
+        yield Finding(f"a step fails: {check.model_error}", "run the model by hand on this device", ERROR)
 
 
-def _sightings(check: RankCheck) -> _Findings:
+def _sightings(check: RankCheck) -> Iterator[Finding]:
     by_kind: dict[str, list[Sighting]] = {}
     for sighting in check.work.sightings if check.work else ():
         by_kind.setdefault(sighting.what, []).append(sighting)
     for kind, sightings in by_kind.items():
-        what, remedy, severity = _SIGHTINGS[kind]
+        what, remedy = _SIGHTINGS[kind]
         places = list(dict.fromkeys(s.where for s in sightings if s.where))
         layers = list(dict.fromkeys(s.layer for s in sightings if s.layer))
         where = f" at {', '.join(places[:3])}" if places else ""
         where += f" in {', '.join(layers[:3])}" if layers else ""
-        yield f"{what}: {sum(s.count for s in sightings)} times{where}", remedy, severity
+        yield Finding(f"{what}: {sum(s.count for s in sightings)} times{where}", remedy)
 
 
-def _sizes(check: RankCheck, roofline: RooflineResult | None) -> _Findings:
+def _sizes(check: RankCheck, roofline: RooflineResult | None) -> Iterator[Finding]:
     if roofline is None or check.work is None or roofline.bound != "launch":
         return
     least, step = roofline.least_ms["launch"].value, roofline.step_ms.value
-    yield (
+    yield Finding(
         f"tiny kernels: launching {roofline.operators} operators takes at least {least:.3g} of the {step:.3g} ms",
         "torch.compile, CUDA graphs, fused optimizers (fused=True) or a larger batch: fewer, larger operators",
-        WARNING,
     )
 
 
-def _batch(check: RankCheck) -> _Findings:
+def _batch(check: RankCheck) -> Iterator[Finding]:
     gain = batch_gain(check.times)
     if gain is not None and gain > BATCH_GAIN and check.work is not None:
-        yield (
+        yield Finding(
             f"batch too small: {gain:.2f} times the samples a second at batch {2 * check.work.batch}",
             f"batch_per_rank={2 * check.work.batch}, where the optimisation allows it",
-            WARNING,
         )
 
 
@@ -142,9 +132,9 @@ def slow_products(checks: Sequence[RankCheck]) -> Iterator[Problem]:
     )
 
 
-def _cudnn(check: RankCheck, device: str) -> _Findings:
+def _cudnn(check: RankCheck, device: str) -> Iterator[Finding]:
     if device == CPU or check.work is None or not check.work.same_shapes:
         return
     if check.work.convolves and check.facts.get("flags.cudnn_benchmark") is False:
         what = "cudnn.benchmark is off, and the shapes are fixed"
-        yield what, "torch.backends.cudnn.benchmark = True", WARNING
+        yield Finding(what, "torch.backends.cudnn.benchmark = True")

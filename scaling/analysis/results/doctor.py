@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scaling.analysis.results import Measured, RooflineResult
 from scaling.analysis.results.run import RunResults
@@ -16,6 +16,14 @@ ERROR = "error"
 WARNING = "warning"
 """Costs speed or accuracy in some workloads."""
 SEVERITIES = (ERROR, WARNING)
+
+
+class Finding(NamedTuple):
+    """What a rule finds wrong with a rank or a device, and what to do about it."""
+
+    what: str
+    remedy: str
+    severity: str = WARNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
