@@ -94,27 +94,23 @@ Prices = tuple[float | None, float | None]
 """USD a GPU-hour, of the base and of the other."""
 
 
-def compared(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseComparison, ...]:
+def compared(base: Analysis, other: Analysis, prices: Prices) -> Iterator[CaseComparison]:
     """Cases of both runs, measured in one of them at least."""
     pairs = [(a, b) for a, b in shared(base, other) if a.samples_per_s or b.samples_per_s]
-    comparisons = []
     for row, beside in pairs:
         ratio = ratio_of(beside.samples_per_s, row.samples_per_s)
-        comparisons.append(
-            CaseComparison(
-                world_size=row.world_size,
-                batch=row.batch,
-                setting=row.setting,
-                samples_per_s=(row.samples_per_s, beside.samples_per_s),
-                ratio=ratio,
-                distinguishable=ratio is not None and among(ratio, len(pairs)).differs_from(1),
-                usd_per_million_samples=tuple(
-                    usd_per_million(case.samples_per_s, row.world_size, price)
-                    for case, price in zip((row, beside), prices, strict=True)
-                ),
-            )
+        yield CaseComparison(
+            world_size=row.world_size,
+            batch=row.batch,
+            setting=row.setting,
+            samples_per_s=(row.samples_per_s, beside.samples_per_s),
+            ratio=ratio,
+            distinguishable=ratio is not None and among(ratio, len(pairs)).differs_from(1),
+            usd_per_million_samples=tuple(
+                usd_per_million(case.samples_per_s, row.world_size, price)
+                for case, price in zip((row, beside), prices, strict=True)
+            ),
         )
-    return tuple(comparisons)
 
 
 def shared(base: Analysis, other: Analysis) -> list[tuple[Case, Case]]:

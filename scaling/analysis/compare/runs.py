@@ -18,7 +18,7 @@ explains: late ranks, neighbours, DDP's own cost, input, and the model's error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -118,7 +118,7 @@ def compare(
     Intervals cover variation within a run. On the `same_machine`, one rank alone should take the same time in both;
     any difference is drift of the machine, and ratios within it are not distinguishable from 1.
     """
-    reasons = unlike(base, other, base_plan, other_plan)
+    reasons = tuple(unlike(base, other, base_plan, other_plan))
     same_machine = same_machine and not reasons and alone(base_plan.spec) == alone(other_plan.spec)
     others = {p.world_size: p for p in other.points}
     both = ((p, others[p.world_size]) for p in base.points if p.world_size in others)
@@ -136,7 +136,7 @@ def compare(
         reasons=reasons,
         points=tuple(_point(a, b, prices, len(pairs), same_machine=same_machine) for a, b in pairs),
         roofline=explain(base.roofline, other.roofline),
-        cases=compared(base, other, prices),
+        cases=tuple(compared(base, other, prices)),
         settings=differing(plans, environments),
         contended=tuple(
             f"{role}: {note}"
@@ -160,32 +160,28 @@ def _of_one_run(comparison: Comparison) -> Comparison:
     return replace(comparison, points=points, cases=cases, one_run=True)
 
 
-def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> tuple[str, ...]:
+def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> Iterator[str]:
     """Why two runs did not do equal work, so that a ratio of the two says nothing; empty where they did."""
-    reasons = [
-        f"{name} differs: {getattr(base.run, name)} and {getattr(other.run, name)}"
-        for name in _SAME
-        if getattr(base.run, name) != getattr(other.run, name)
-        # Cases state their own precision, batch and accumulation steps, and only equal cases are compared.
-        and not (name == "precision" and base_plan.spec.kind.by_cases)
-    ]
-    if base_plan.spec.model.args != other_plan.spec.model.args and base.run.model == other.run.model:
-        reasons.append(
-            f"the model's settings differ: {base_plan.spec.model.args} and {other_plan.spec.model.args}"
-        )
-    batch_key, _ = base_plan.spec.batch_setting
-    for key in () if base_plan.spec.kind.by_cases else (batch_key, "accumulation_steps"):
-        a, b = getattr(base_plan.spec, key), getattr(other_plan.spec, key)
+    spec, beside, by_cases = base_plan.spec, other_plan.spec, base_plan.spec.kind.by_cases
+    # Cases state their own precision, batch and accumulation steps, and only equal cases are compared.
+    for name in _SAME:
+        a, b = getattr(base.run, name), getattr(other.run, name)
+        if a != b and not (name == "precision" and by_cases):
+            yield f"{name} differs: {a} and {b}"
+    if spec.model.args != beside.model.args and base.run.model == other.run.model:
+        yield f"the model's settings differ: {spec.model.args} and {beside.model.args}"
+    batch_key, _ = spec.batch_setting
+    for key in () if by_cases else (batch_key, "accumulation_steps"):
+        a, b = getattr(spec, key), getattr(beside, key)
         if a != b:
-            reasons.append(f"{key} differs: {a} and {b}")
+            yield f"{key} differs: {a} and {b}"
     if (base.trace is None) != (other.trace is None):
-        reasons.append("one was made from profiler traces, the other was measured")
+        yield "one was made from profiler traces, the other was measured"
     common = {p.world_size for p in base.points} & {p.world_size for p in other.points}
     if not common and not shared(base, other):
         studied = base_plan.kind.followed and other_plan.kind.followed
         hint = ": `scaling study` makes a scaling study of such runs" if studied else ""
-        reasons.append(f"no {'case' if base_plan.spec.kind.by_cases else 'world size'} in common{hint}")
-    return tuple(reasons)
+        yield f"no {'case' if by_cases else 'world size'} in common{hint}"
 
 
 def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[Source]) -> Comparison:

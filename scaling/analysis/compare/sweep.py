@@ -99,9 +99,11 @@ def sweep(runs: Sequence[Member]) -> Sweep:
 
 def alike(runs: Sequence[Member]) -> list[list[int]]:
     """Numbers of the runs that did equal work, in groups, each in the order of the runs."""
-    return grouped(
-        runs, lambda run, members: not unlike(members[0].analysis, run.analysis, members[0].plan, run.plan)
-    )
+
+    def same(run: Member, members: list[Member]) -> bool:
+        return not any(unlike(members[0].analysis, run.analysis, members[0].plan, run.plan))
+
+    return grouped(runs, same)
 
 
 def grouped(runs: Sequence[Member], joins: Callable[[Member, list[Member]], bool]) -> list[list[int]]:

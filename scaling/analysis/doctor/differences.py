@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaling.analysis.results.doctor import ERROR, WARNING, Difference, Differing, Problem
@@ -73,17 +73,15 @@ def _about_equal(sizes: Sequence[int | None]) -> bool:
     return len(given) == len(sizes) and min(given) > (1 - MEMORY_OFF) * max(given)
 
 
-def problems(distinct: Sequence[Difference]) -> tuple[Problem, ...]:
+def problems(distinct: Sequence[Difference]) -> Iterator[Problem]:
     """A problem for each difference that matters; names the rank if a single one differs."""
-    listed = []
     for item in distinct:
         remedy = _MUST_AGREE.get(item.key) or _SHOULD_AGREE.get(item.key)
         if item.key.startswith(VARIABLE):
             remedy = f"set {item.key.removeprefix(VARIABLE)} alike on every rank"
         if remedy is not None:
             severity = ERROR if item.key in _MUST_AGREE else WARNING
-            listed.append(Problem(what=sentence(item), rank=odd_rank(item), remedy=remedy, severity=severity))
-    return tuple(listed)
+            yield Problem(what=sentence(item), rank=odd_rank(item), remedy=remedy, severity=severity)
 
 
 def odd_rank(item: Difference) -> int | None:
