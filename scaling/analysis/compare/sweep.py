@@ -181,17 +181,16 @@ def _cause(point: Point, verdicts: Sequence[Verdict]) -> Verdict | None:
 
 def _best(runs: Sequence[Member], rows: Sequence[SweepRow]) -> Iterator[SweepBest]:
     """The best row of each kind of sample that several rows measured."""
-    kinds: dict[Hashable, list[int]] = {}
+    kinds: dict[Hashable, dict[int, Measured]] = {}
     for k, row in enumerate(rows):
         if row.samples_per_s is not None:
-            kinds.setdefault(_kind(runs[row.run]), []).append(k)
-    for members in kinds.values():
-        if len(members) < 2:
-            continue
-        best = max(members, key=lambda k: _rate(rows[k]).value)
-        others = [k for k in members if k != best]
-        rivals = tuple(k for k in others if not _below(runs, rows[k], rows[best], len(others)))
-        yield SweepBest(row=best, rivals=rivals)
+            kinds.setdefault(_kind(runs[row.run]), {})[k] = row.samples_per_s
+    for rates in kinds.values():
+        if len(rates) > 1:
+            best = max(rates, key=lambda k: rates[k].value)
+            ratios = {k: among(rate / rates[best], len(rates) - 1) for k, rate in rates.items() if k != best}
+            rivals = tuple(k for k in ratios if not _below(runs, rows[k], rows[best], ratios[k]))
+            yield SweepBest(row=best, rivals=rivals)
 
 
 def _kind(run: Member) -> Hashable:
@@ -201,14 +200,13 @@ def _kind(run: Member) -> Hashable:
     return model.name, args, run.analysis.run.task, model.synthetic
 
 
-def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow, rows: int) -> bool:
-    """Whether one of `rows` rows surely has the lower throughput, by more than the machine may have drifted."""
+def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow, ratio: Measured) -> bool:
+    """Whether a row surely has the lower throughput (`ratio`), by more than the machine may have drifted."""
     run, other = runs[row.run], runs[best.run]
     by = 0.0
     if row.run != best.run and run.machine is not None and run.machine == other.machine:
         by = _moved(run, row.world_size, other, best.world_size)
-    ratio = _rate(row) / _rate(best)
-    return among(ratio, rows).widened(by).surely_below(1.0)
+    return ratio.widened(by).surely_below(1.0)
 
 
 def _moved(run: Member, size: int, other: Member, other_size: int) -> float:
@@ -220,11 +218,6 @@ def _moved(run: Member, size: int, other: Member, other_size: int) -> float:
 
 def _step_alone(spec: Spec, world_size: int) -> tuple[object, ...]:
     return (*alone(spec), spec.precision, spec.batch_at(world_size), spec.accumulation_steps)
-
-
-def _rate(row: SweepRow) -> Measured:
-    assert row.samples_per_s is not None
-    return row.samples_per_s
 
 
 LEAST = 2
