@@ -36,7 +36,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.statistics.rounds import MS, interval
 from scaling.settings.plan import Plan
-from scaling.settings.run import WORLD_SIZE_MAX, WhatIf
+from scaling.settings.run import WhatIf
 from scaling.settings.topology import Topology
 from scaling.units import ranks
 
@@ -146,9 +146,6 @@ def _from(notes: tuple[str, ...]) -> str:
     return "; ".join(notes) if notes else "as measured in the run"
 
 
-HALF = 0.5
-
-
 def predictions(
     sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf, *, start: int | None = None
 ) -> Prediction:
@@ -160,15 +157,12 @@ def predictions(
     tests = tuple(_backtest(sources, plan))
     doubt = (sum(test.error**2 for test in tests) / len(tests)) ** 0.5 if tests else 0.0
     points = tuple(_point(n, from_, plan, analysis, asked, doubt) for n in asked.world_sizes)
-    half, up_to = _half(from_, plan, asked)
     return Prediction(
         schema=SCHEMA,
         run=analysis.run,
         changes=asked.changes,
         topology=asked.topology.name,
         points=points,
-        half_at=half,
-        looked_up_to=up_to,
         backtest=tests,
         backtest_missing=None if tests else _no_backtest(sources),
         assumptions=_assumptions(points, from_, plan, analysis, asked, doubt),
@@ -284,37 +278,6 @@ def _fabric(n: int, source: Source, sources: Sequence[Source], home: Topology, a
         )
     same = not named and (home.hosts_of(n) > 1) == (home.hosts_of(source.world_size) > 1)
     return None if same else fabric
-
-
-def _half(sources: Sequence[Source], plan: Plan, asked: WhatIf) -> tuple[int | None, int]:
-    """(first world size with an efficiency below a half or None, largest world size that was looked at)."""
-    if not sources or asked.topology.spread or plan.spec.topology.spread:
-        return None, 0
-    middle = [s.estimate() for s in sources]
-
-    def efficient(n: int) -> bool:
-        source = nearest(middle, n, plan.spec.topology)
-        predicted = outcome(source, change_of(n, source, middle, plan, asked))
-        return bool(predicted["efficiency"][0] >= HALF)
-
-    looked, low = 1, 1
-    try:
-        if not joined_inside(2, plan.spec.topology, sources, asked):  # then the search starts at two hosts
-            looked, low = 0, asked.topology.ranks_per_host + 1
-            if not efficient(low):
-                return None, 0
-            looked = low
-        high = 2 * low
-        while efficient(high):
-            looked, low, high = high, high, high * 2
-            if high > WORLD_SIZE_MAX:
-                return None, looked
-    except NoPathError:
-        return None, looked
-    while high - low > 1:
-        middle_size = (low + high) // 2
-        low, high = (middle_size, high) if efficient(middle_size) else (low, middle_size)
-    return high, high
 
 
 def _backtest(sources: Sequence[Source], plan: Plan) -> Iterator[Backtest]:

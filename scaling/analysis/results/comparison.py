@@ -223,9 +223,6 @@ class Prediction(RunResults):
     changes: tuple[str, ...]
     topology: str
     points: tuple[PredictedPoint, ...]
-    half_at: int | None
-    """The smallest world size with an efficiency below one half; None: there is none up to `looked_up_to`."""
-    looked_up_to: int
     backtest: tuple[Backtest, ...]
     backtest_missing: str | None
     """Why there is no back-test."""

@@ -86,7 +86,7 @@ NOTE = "±: half of the 95 % interval, the model's own error in it"
 
 
 def _answer(prediction: Prediction) -> str:
-    """What to expect at the largest world size, where efficiency halves, and how far the model can be trusted."""
+    """What to expect at the largest world size, and how far the model can be trusted."""
     last = prediction.points[-1]
     if last.cannot:
         return sentence(f"cannot say: {plain(last.cannot)}")
@@ -97,10 +97,6 @@ def _answer(prediction: Prediction) -> str:
         claims.append(
             "how sure that is, is not known: the run has too few rounds with details for an interval"
         )
-    if prediction.half_at is None and prediction.looked_up_to:
-        claims.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
-    elif prediction.half_at is not None:
-        claims.append(f"efficiency falls below a half at {ranks(prediction.half_at)}")
     if prediction.backtest:
         worst = max(prediction.backtest, key=lambda test: abs(test.error))
         claims.append(

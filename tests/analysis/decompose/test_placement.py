@@ -121,18 +121,6 @@ def test_nor_is_it_in_the_run_itself_and_its_back_test(measure, cluster):
     assert [test.world_size for test in found.backtest] == [4]  # 2 cannot be told from what is between hosts
 
 
-def test_what_was_not_looked_at_is_not_said_to_be_above_a_half(measure, cluster):
-    """Nothing is known about one host; on two, over so slow a link, less than half is left."""
-    run = measure(cluster.Truth(world_sizes=(1, 4), hosts=4, rounds=4))
-    link = replace(run.plan.spec.topology.link, rate_bit_s=1e7)
-    for asked in (
-        elsewhere(run.plan, 16, ranks_per_host=8, link=link),
-        elsewhere(run.plan, 1, ranks_per_host=8, link=replace(link, rate_bit_s=None)),
-    ):
-        found = predictions(read_sources(run.records), run.plan, run.analysis, asked)
-        assert (found.half_at, found.looked_up_to) == (None, 0)
-
-
 def test_ranks_that_are_spread_one_a_host_go_over_the_network_only(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(1, 4), hosts=4, rounds=4))
     nvlink = (Level(name="nvlink", ranks=8, rate_bit_s=3.6e12),)
