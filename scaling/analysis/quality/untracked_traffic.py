@@ -103,8 +103,8 @@ def bounded(
     """
     mixed = {r.trial.world_size for r in trials if r.beside.unseen_forwards}
     if not {(v.cause, v.world_size) for v in verdicts}.isdisjoint(itertools.product(_OUTSIDE, mixed)):
-        known = tuple(v for v in verdicts if v.cause not in _OUTSIDE or v.world_size not in mixed)
-        return bounded(known or (undecided(verdicts[0].world_size, UNSEEN),), tables, trials)
+        unmixed = tuple(v for v in verdicts if v.cause not in _OUTSIDE or v.world_size not in mixed)
+        return bounded(unmixed or (undecided(verdicts[0].world_size, UNSEEN),), tables, trials)
     followed = {r.trial.world_size for r in trials if r.beside.bytes >= 0 and not hides_waits(r)}
     lost = [v for v in verdicts if v.cause in _OF_PHASES and v.world_size not in followed]
     seen = others(tables)
