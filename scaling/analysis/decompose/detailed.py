@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.quantities import Cycle
+from scaling.analysis.decompose.quantities import Cycle, Key
 from scaling.analysis.network.channel import ONE, Channel, ChannelOf, union
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.statistics.rounds import Floats
@@ -138,12 +138,18 @@ def merge(stamps: BlockStamps) -> Merged:
     all_ready = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
     exposed = [np.zeros_like(stamps.compute_end) for _ in range(3)]
     knows_enqueue = stamps.host_ns > 0 or stamps.start is not None
-    for low, end in zip(_last_axis(stamps.compute_ends), _last_axis(stamps.own_ends), strict=True):
-        high = np.maximum(end, low)
+    compute_ends, own_ends = stamps.compute_ends, stamps.own_ends
+    for m in range(stamps.micro_steps):
+        low = compute_ends[:, :, m]
+        high = np.maximum(own_ends[:, :, m], low)
         inside = np.minimum(union(moving, moved, low, high), high - low)
         enqueuing = union(all_ready, moved, low, high) - inside if knows_enqueue else np.zeros_like(inside)
         each = (inside, np.maximum(high - low - inside - enqueuing, 0.0), enqueuing)
         exposed = [so_far + more for so_far, more in zip(exposed, each, strict=True)]
+    buffer_skew = np.zeros_like(stamps.buffer_begin)
+    for k in range(buffer_skew.shape[2]):
+        begin, end = stamps.buffer_begin[:, :, k], stamps.buffer_end[:, :, k]
+        buffer_skew[:, :, k] = stamps.channel.awaited(begin, end).waited(begin, end)
     return Merged(
         released=released,
         finished=finished,
@@ -155,23 +161,8 @@ def merge(stamps: BlockStamps) -> Merged:
         exposed_transfer=exposed[0],
         exposed_skew=exposed[1],
         exposed_enqueue=exposed[2],
-        buffer_skew=_merged_buffer_skew(stamps),
+        buffer_skew=buffer_skew,
     )
-
-
-def _merged_buffer_skew(stamps: BlockStamps) -> Floats:
-    skew = np.zeros_like(stamps.buffer_begin)
-    for k, (begin, end) in enumerate(
-        zip(_last_axis(stamps.buffer_begin), _last_axis(stamps.buffer_end), strict=True)
-    ):
-        skew[:, :, k] = stamps.channel.awaited(begin, end).waited(begin, end)
-    return skew
-
-
-def _last_axis(values: Floats) -> Iterator[Floats]:
-    """The slices of S x R x N along its last axis, S x R each."""
-    for k in range(values.shape[2]):
-        yield values[:, :, k]
 
 
 ALL_REDUCE, BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
@@ -191,28 +182,27 @@ An idle device takes 5 to 10 us from a launch to its start; the stamps' own erro
 
 
 def read_detailed(
-    blocks: Iterable[tuple[tuple[int, int], BlockStamps]],
-) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
+    blocks: Iterable[tuple[Key, BlockStamps]],
+) -> tuple[tuple[Cycle, ...], dict[str, dict[Key, float]], tuple[int, ...]]:
     """Cycles, block means by name and (launch, round), and bytes of the last block's buckets.
 
     `blocks`: as `detailed_blocks` gives them.
     """
     cycles: list[Cycle] = []
-    scalars: dict[str, dict[tuple[int, int], float]] = {}
+    scalars: dict[str, dict[Key, float]] = {}
     sizes: tuple[int, ...] = ()
     for key, stamps in blocks:
         merged = merge(stamps)
         sizes = tuple(int(b) for b in stamps.bytes)
         for name, value in _scalars(stamps, merged).items():
             scalars.setdefault(name, {})[key] = value
-        if len(stamps.begin) < 2:
-            continue
-        cycles += cycles_of(key, stamps, merged)
+        if len(stamps.begin) > 1:
+            cycles += cycles_of(key, stamps, merged)
         del stamps, merged  # of very many ranks 150 MB, before the next ones are read
     return tuple(cycles), scalars, sizes
 
 
-def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iterator[Cycle]:
+def cycles_of(key: Key, stamps: BlockStamps, merged: Merged) -> Iterator[Cycle]:
     """A cycle for each micro-step that reduces, of all steps but the first, which has none before it."""
     count, each = stamps.micro_steps, stamps.launch.shape[2] // stamps.micro_steps
     ends, compute_ends = stamps.own_ends, stamps.compute_ends
@@ -256,7 +246,7 @@ def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
 
 def detailed_blocks(
     step_rows: Frame, buckets: Frame, blocks: Frame, n: int, channel: ChannelOf, host_ns: float = 0.0
-) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
+) -> Iterator[tuple[Key, BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays, by (launch, round).
 
     Those of a large run are read a few rounds at a time. `step_rows`, `buckets`: of world size `n`. `channel`: how the
@@ -286,7 +276,7 @@ def _blocks(
     accumulation: Mapping[tuple[int, ...], int],
     channel: ChannelOf,
     host_ns: float,
-) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
+) -> Iterator[tuple[Key, BlockStamps]]:
     """The blocks of some steps and their collectives, both sorted."""
     spans = rows.with_row_index("at").group_by("launch", "block").agg(pl.col("at").first(), pl.len())
     stretches = {(launch, block): (at, count) for launch, block, at, count in spans.iter_rows()}
@@ -365,28 +355,26 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
     """Block means of quantities that need all ranks together, ns."""
     begin = (stamps.sync_end - stamps.backward).max(axis=1, keepdims=True)
     buffer_skew = _buffer_skew(stamps, merged)
+    transfer, skew = merged.exposed_transfer.mean(), merged.exposed_skew.mean()
+    buffer_transfer = (stamps.buffer_wait - buffer_skew).mean()
     values = {
         "busy": merged.busy.mean(),
         "span": (merged.finished - merged.released).sum(axis=1).mean(),
         "least": merged.least.sum(axis=1).mean(),
-        "bucket_transfer": merged.exposed_transfer.mean(),
-        "bucket_skew": merged.exposed_skew.mean(),
+        "bucket_transfer": transfer,
+        "bucket_skew": skew,
         "bucket_enqueue": merged.exposed_enqueue.mean(),
-        "bucket_wait": (stamps.sync_end - stamps.compute_end + stamps.earlier_wait).mean(),
-        "buffer_transfer": (stamps.buffer_wait - buffer_skew).mean(),
-        "buffer_skew": buffer_skew.mean(),
+        "buffer_transfer": buffer_transfer,
+        "kind.0.transfer": merged.transfer.sum(axis=1).mean(),
+        "kind.0.exposed_transfer": transfer,
+        "kind.0.exposed_skew": skew,
+        "exposed_transfer": transfer + buffer_transfer,
+        "exposed_skew": skew + buffer_skew.mean(),
+        "exposed_all": stamps.waited.mean(),
     }
     if stamps.enqueue is not None:
         lead = stamps.launch - stamps.enqueue
         values |= {"lead": lead.mean(), "starved": (lead < STARVED_NS).mean()}
-    values |= {
-        "kind.0.transfer": merged.transfer.sum(axis=1).mean(),
-        "kind.0.exposed_transfer": values["bucket_transfer"],
-        "kind.0.exposed_skew": values["bucket_skew"],
-    }
-    values["exposed_transfer"] = values["bucket_transfer"] + values["buffer_transfer"]
-    values["exposed_skew"] = values["bucket_skew"] + values["buffer_skew"]
-    values["exposed_all"] = stamps.waited.mean()
     for k in range(stamps.launch.shape[2]):
         values[f"bucket.{k}.transfer"] = merged.transfer[:, k].mean()
         values[f"bucket.{k}.shared"] = merged.shared[:, k].mean()

@@ -20,12 +20,12 @@ left out, and what remains of the times is compared with what remains of the tok
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, Cycle, TrialRecords
+from scaling.analysis.decompose.quantities import DURATIONS, OWN_PHASES, Cycle, Key, TrialRecords
 from scaling.analysis.decompose.stragglers import STEP, Late, grids_of, late_ranks, latest
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, student
@@ -35,7 +35,6 @@ from scaling.settings.schedule import PLAIN, PROBE
 _OWN = [duration for duration in DURATIONS if duration.meta.output_name() in OWN_PHASES]
 XX, MEAN, MOST, COUNT = "tokens.xx", "tokens.mean", "tokens.most", "tokens.count"
 PLACE = ["launch", "round"]
-Key = tuple[int, int]
 
 
 def with_phase(phase: str) -> str:
@@ -47,19 +46,19 @@ def with_phase(phase: str) -> str:
 class TokenRows:
     """The tokens of a trial's steps with phase stamps, in blocks in which every rank tells all of them."""
 
-    sums: Mapping[str, Mapping[Key, float]] = field(default_factory=dict)
+    sums: Mapping[str, Mapping[Key, float]]
     """By name and (launch, round).
 
     XX: of squares; `with_phase`: of products, ns; COUNT: how many; MEAN: tokens of a rank and step; MOST: those of the
     rank that has most of them in its step, mean over the steps.
     """
-    by_rank: pl.DataFrame = field(default_factory=pl.DataFrame)
+    by_rank: pl.DataFrame
     """(launch, round, rank, tokens): means over a rank's steps."""
-    detailed: Mapping[Key, Floats] = field(default_factory=dict)
+    detailed: Mapping[Key, Floats]
     """S x R: the steps of each round's detailed block."""
-    light: Mapping[Key, Floats] = field(default_factory=dict)
+    light: Mapping[Key, Floats]
     """S x R: those of its block without details."""
-    shares: tuple[float, float] = (1.0, 0.0)
+    shares: tuple[float, float]
     """A token's part of a mean token's time, and a squared one's. Tokens stand for their work, with the same mean."""
 
 
@@ -184,12 +183,11 @@ class Effect:
         tokens = records.tokens
         assert tokens is not None
         slope = self.per_token_ns.value if per_token_ns is None else per_token_ns
-        return replace(
-            records,
-            cycles=tuple(_evened(cycle, tokens, slope) for cycle in records.cycles),
-            light=records.light
-            and records.light.changed(lambda key, ns: ns - _more(ns, tokens.light.get(key), slope)),
-        )
+        cycles, light = tuple(_evened(cycle, tokens, slope) for cycle in records.cycles), records.light
+        if light is not None:
+            own_ns = {key: ns - _more(ns, tokens.light.get(key), slope) for key, ns in light.own_ns.items()}
+            light = replace(light, own_ns=own_ns)
+        return replace(records, cycles=cycles, light=light)
 
     def explained_ns(self, records: TrialRecords, rank: int, typical: Collection[int]) -> dict[str, float]:
         """By phase: how much longer a rank's tokens make it than those of the typical ranks."""
@@ -215,7 +213,7 @@ def quantities(records: TrialRecords) -> dict[str, Floats]:
     """What the ranks' tokens bring to the rounds; empty where they are not told."""
     if records.tokens is None:
         return {}
-    return {name: records.per_round(dict(values)) for name, values in records.tokens.sums.items()}
+    return {name: records.per_round(values) for name, values in records.tokens.sums.items()}
 
 
 def late_apart(
@@ -247,8 +245,7 @@ def evened(records: TrialRecords, even: TrialRecords) -> Floats:
         each.of_cycles(lambda c: latest(c.replay.computed()) - float(c.replay.period().mean()))
         for each in (records, even)
     ]
-    result: Floats = saved - (hidden[0] - hidden[1])
-    return result
+    return saved - (hidden[0] - hidden[1])
 
 
 def share(m: Means) -> Floats:
@@ -257,8 +254,7 @@ def share(m: Means) -> Floats:
     Resampled rounds have another time a token than the one that was taken; the cost is taken in proportion.
     """
     per_token = _slope(m)
-    result: Floats = m[EVENED] / m[STEP] * per_token / per_token[0]
-    return result
+    return m[EVENED] / m[STEP] * per_token / per_token[0]
 
 
 def balance(records: TrialRecords, rounds: Rounds) -> TokenBalance | None:
@@ -282,8 +278,7 @@ def balance(records: TrialRecords, rounds: Rounds) -> TokenBalance | None:
 
 
 def _slope(m: Means) -> Floats:
-    result: Floats = sum((m[with_phase(phase)] for phase in OWN_PHASES), np.zeros(1)) / m[XX]
-    return result
+    return sum((m[with_phase(phase)] for phase in OWN_PHASES), np.zeros(1)) / m[XX]
 
 
 def _per_token(rounds: Rounds) -> Measured | None:

@@ -17,7 +17,7 @@ from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import Loss, LossOfKind, Measured, SampleCost
 from scaling.analysis.results.verdicts import NOTABLE
-from scaling.analysis.statistics.rounds import Floats, Means, Rounds
+from scaling.analysis.statistics.rounds import Floats, Formula, Means, Rounds
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, nobody_alone
 
@@ -25,7 +25,7 @@ BASE = "base"
 """Device time of the base for a step, ns: its step x its ranks; in weak scaling, x the ranks that share one batch."""
 
 
-def efficiency(n: int, *, strong: bool, tensor: int = 1, base: int = 1) -> Callable[[Means], Floats]:
+def efficiency(n: int, *, strong: bool, tensor: int = 1, base: int = 1) -> Formula:
     """Ideal step over measured step.
 
     The ideal is one rank alone with its own batch (weak scaling), or with the whole batch, divided by n (strong).
@@ -82,14 +82,10 @@ def wait_as_share_of_step(m: Means, exposed: Floats, steps: str = "detailed") ->
     # shares of the wait are taken from it; the wait itself is the light probe's.
     wait = m[f"{steps}.exposed"]
     share = np.divide(exposed, wait, out=np.zeros_like(wait), where=wait > 0)
-    result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
-    return result
+    return share * m[f"{PROBE}.exposed"] / m[PROBE]
 
 
-Term = Callable[[Means], Floats]
-
-
-def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Term, Term]]:
+def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Formula, Formula]]:
     """Latency and bandwidth of each kind of collective (quantities.by_kind), as shares of the step.
 
     A kind's part of what the link costs is proportional to its exposed transfer. Within it, latency : bandwidth =
@@ -97,25 +93,21 @@ def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Term, T
     """
     places = by_kind(sent)
 
-    def share(index: int, m: Means) -> Floats:
+    def parts(index: int, m: Means) -> tuple[Floats, Floats]:
         exposed = [m[f"kind.{k}.exposed_transfer"] for k in range(len(places))]
         whole = sum(exposed, np.zeros(1))
-        return np.divide(exposed[index], whole, out=np.full_like(whole, 1 / len(places)), where=whole > 0)
+        share = np.divide(exposed[index], whole, out=np.full_like(whole, 1 / len(places)), where=whole > 0)
+        latency = np.zeros(1)
+        if link is not None:
+            fitted, collectives = link(m), [sent[place] for place in places[index]]
+            fixed = fitted.alpha_ns * sum(collective.hops for collective in collectives)
+            moved = fitted.beta_ns * sum(collective.moved for collective in collectives)
+            latency = fixed / (fixed + moved)
+        cost = _link_share(m) * share
+        return cost * latency, cost * (1 - latency)
 
-    def latency_share(index: int, m: Means) -> Floats:
-        if link is None:
-            return np.zeros(1)
-        fitted, collectives = link(m), [sent[place] for place in places[index]]
-        fixed = fitted.alpha_ns * sum(collective.hops for collective in collectives)
-        moved = fitted.beta_ns * sum(collective.moved for collective in collectives)
-        result: Floats = fixed / (fixed + moved)
-        return result
-
-    def terms(index: int) -> tuple[Term, Term]:
-        return (
-            lambda m: _link_share(m) * share(index, m) * latency_share(index, m),
-            lambda m: _link_share(m) * share(index, m) * (1 - latency_share(index, m)),
-        )
+    def terms(index: int) -> tuple[Formula, Formula]:
+        return lambda m: parts(index, m)[0], lambda m: parts(index, m)[1]
 
     return [terms(index) for index in range(len(places))]
 
@@ -133,13 +125,13 @@ def _link_share(m: Means) -> Floats:
 
 def loss_by_kind(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
     """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
-    terms_of_kind: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
+    terms_of_kind: dict[tuple[str, str], list[tuple[Formula, Formula]]] = {}
     for places, terms in zip(by_kind(sent), split_by_kind(sent, link), strict=True):
         first = sent[places[0]]
         kind = TENSOR if first.axis == TENSOR else first.kind
         terms_of_kind.setdefault((kind, first.phase), []).append(terms)
 
-    def together(terms: Sequence[Term]) -> Measured | None:
+    def together(terms: Sequence[Formula]) -> Measured | None:
         return rounds.measure(lambda m: sum((term(m.paired) for term in terms), np.zeros(1)))
 
     return tuple(
@@ -156,7 +148,7 @@ def loss_by_kind(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tup
 def loss(
     rounds: Rounds,
     n: int,
-    efficiency_of: Callable[[Means], Floats],
+    efficiency_of: Formula,
     link: Link | None,
     *,
     strong: bool,
@@ -178,8 +170,7 @@ def loss(
         return None
 
     def growth(m: Means, arm: str, base: str, *phases: str, over: int = 1) -> Floats:
-        result: Floats = sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] / over for p in phases), np.zeros(1))
-        return result
+        return sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] / over for p in phases), np.zeros(1))
 
     separate = ("input", "host")
 
@@ -193,7 +184,7 @@ def loss(
         """Collectives that wait for the host."""
         return wait_as_share_of_step(m, m["bucket_enqueue"]) if "bucket_enqueue" in rounds else np.zeros(1)
 
-    terms: dict[str, Callable[[Means], Floats]] = {
+    terms: dict[str, Formula] = {
         "neighbours": lambda m: (
             (m[BARE_ALL] - m[BARE_ONE] - growth(m, BARE_ALL, BARE_ONE, *separate)) / (tensor * m[PLAIN])
         ),
@@ -239,10 +230,10 @@ def loss(
     if unexplained is None and not (own_loop and measurable):
         return None
     by_clocks = clocks.taken_out(rounds, terms)
-    terms, measured = (
-        terms | by_clocks,
-        measured | {name: rounds.measure(by_clocks[name]) for name in by_clocks},
-    )
+    terms = (
+        terms | by_clocks
+    )  # not in place: those of `by_clocks` evaluate the terms that they were taken from
+    measured |= {name: rounds.measure(term) for name, term in by_clocks.items()}
     measured |= {name: rounds.agreed(terms[name], measured[name]) for name in BETWEEN_ARMS if name in terms}
     return Loss(**measured, unexplained=unexplained)
 
@@ -254,11 +245,8 @@ def is_split(latency: Measured | None, whole: Measured | None) -> bool:
     return (latency.half_width or 0.0) <= max(NOTABLE, whole.most)
 
 
-def _paired(term: Term) -> Term:
+def _paired(term: Formula) -> Formula:
     return lambda m: term(m.paired)
-
-
-MILLION = 1e6
 
 
 def cost(
@@ -288,5 +276,5 @@ def usd_per_million(
     """Price of a million samples with one GPU for each rank; None where the price or the throughput is missing."""
     if samples_per_s is None or usd_per_gpu_hour is None:
         return None
-    usd = MILLION * usd_per_gpu_hour * ranks / 3600
+    usd = 1e6 * usd_per_gpu_hour * ranks / 3600
     return usd / samples_per_s

@@ -122,7 +122,7 @@ _TRANSFERS = ("busy", "span", "least")
 class Cycle:
     """A detailed block's steps as periods, ns; where earlier micro-steps reduce too, one micro-step of them."""
 
-    key: tuple[int, int]
+    key: Key
     """(launch, round)"""
     replay: Replay | Program
     """Ready times are launches. They and the end of compute leave out the wait for buffers in forward."""
@@ -157,19 +157,19 @@ class TrialRecords:
     ranks: pl.DataFrame
     """(launch, round, arm, detailed, rank, half, step, *PHASES): means over a block's steps."""
     cycles: tuple[Cycle, ...]
-    merged: dict[str, dict[tuple[int, int], float]]
+    merged: dict[str, dict[Key, float]]
     """Scalars of the merged detailed blocks by name and round."""
     bucket_bytes: tuple[int, ...]
     """Reduced in a step, in the order of reduction."""
     sampled: bool = False
     """Whether only some rounds were to have details (Content.detailed)."""
-    solo: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
-    making: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
+    solo: dict[Key, dict[str, Floats]] = field(default_factory=dict)
+    making: dict[str, dict[Key, float]] = field(default_factory=dict)
     """By round: `make` and `make_cpu`, a batch in a data worker; `train_cpu`, a step in the training process.
 
     Empty for synthetic data.
     """
-    replay: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    replay: dict[Key, Floats] = field(default_factory=dict)
     """By round, K: each bucket's transfer time alone, ns."""
     gradients: tuple[int, ...] = ()
     """Bytes of each bucket, of ddp_solo or of an own loop's wrapper; a communication hook may send fewer."""
@@ -177,9 +177,9 @@ class TrialRecords:
     """Bytes of each message of a replay."""
     sent: tuple[Sent, ...] = ()
     """The collectives of a step, in the order of launch."""
-    programs: Mapping[tuple[int, int], Program] = field(default_factory=dict)
+    programs: Mapping[Key, Program] = field(default_factory=dict)
     """Sharded: the steps of each round's detailed block."""
-    turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+    turns: Mapping[Key, Any] = field(default_factory=dict)
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_stamps.Turns)."""
     light: Light | None = None
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
@@ -191,16 +191,6 @@ class TrialRecords:
     """What an own loop told of its steps' tokens; None where it told nothing."""
     devices: Frame = field(default_factory=lambda: pl.LazyFrame(schema=DEVICE_COLUMNS))
     """Blocks with the telemetry of their devices; empty without telemetry."""
-
-    @property
-    def moved_bytes(self) -> float:
-        """What a rank's link carries in a step: bytes x the bus factor of each collective."""
-        return sum(collective.moved for collective in self.sent)
-
-    @property
-    def hops(self) -> int:
-        """Steps of rings in a step."""
-        return sum(collective.hops for collective in self.sent)
 
     @property
     def gradient_bytes(self) -> int:
@@ -230,11 +220,6 @@ class TrialRecords:
         return self.index["launch"].to_numpy()
 
     @property
-    def baseline(self) -> np.ndarray:
-        """Whether each round is one of an own loop's baseline, which has other arms than its loop."""
-        return self.index["round"].to_numpy() < 0
-
-    @property
     def arms(self) -> frozenset[str]:
         """Those that have blocks."""
         return frozenset(self.ranks["arm"])
@@ -245,12 +230,15 @@ class TrialRecords:
         if not plan.kind.followed:
             whole = np.isfinite(self.arm(PROBE, detailed=True)["step"]) if self.sampled else None
             return Rounds(values, self.launches, seed=seed, whole=whole)
-        unit, baseline = units(values[PLAIN], self.launches), self.baseline
-        unit = np.where(baseline, np.arange(len(unit)) + len(unit), unit)  # a baseline's rounds are apart
+        unit = units(values[PLAIN], self.launches)
+        baseline = (
+            self.index["round"].to_numpy() < 0
+        )  # its rounds have other arms than the loop, and are apart
+        unit = np.where(baseline, np.arange(len(unit)) + len(unit), unit)
         unit = np.unique(unit, return_inverse=True)[1]
         return Rounds(values, self.launches, seed=seed, unit=unit, part=baseline.astype(np.int64))
 
-    def keys(self) -> list[tuple[int, int]]:
+    def keys(self) -> list[Key]:
         """(launch, round) in order."""
         return [(int(a), int(b)) for a, b in self.index.iter_rows()]
 
@@ -262,11 +250,6 @@ class TrialRecords:
             if name in _TRANSFERS or name.endswith((".transfer", ".shared"))
         }
         return replace(self, cycles=(), merged=kept)
-
-    @property
-    def detailed_rounds(self) -> int:
-        """How many rounds have details."""
-        return len({cycle.key for cycle in self.cycles})
 
     def without_detailed_arms(self) -> TrialRecords:
         """What is left where too few rounds have details for an interval: how long transfers took in them."""
@@ -281,7 +264,7 @@ class TrialRecords:
 
     def of_cycles(self, value: Callable[[Cycle], float]) -> Floats:
         """A value of every cycle, summed over a block's micro-steps; one a round."""
-        total: dict[tuple[int, int], float] = {}
+        total: dict[Key, float] = {}
         for cycle in self.cycles:
             total[cycle.key] = total.get(cycle.key, 0.0) + value(cycle)
         return self.per_round(total)
@@ -291,7 +274,7 @@ class TrialRecords:
         keys = rows.select("launch", "round").iter_rows()
         return self.per_round(dict(zip(keys, rows[name], strict=True)))
 
-    def per_round(self, values: dict[tuple[int, int], float]) -> Floats:
+    def per_round(self, values: Mapping[Key, float]) -> Floats:
         """Align scalars to the rounds; NaN where a round has none."""
         return np.array([values.get(key, np.nan) for key in self.keys()], dtype=float)
 
@@ -312,13 +295,9 @@ class TrialRecords:
 
         `rounds`: the index of another trial, to whose rounds the values are aligned; by default this trial's.
         """
-        rows = self.ranks.filter(pl.col("arm") == arm)
-        if detailed is not None:
-            rows = rows.filter(pl.col("detailed") == detailed)
+        rows = self._blocks(arm=arm, detailed=detailed, half=half)
         if ranks is not None:
             rows = rows.filter(pl.col("rank").is_in(list(ranks)))
-        if half is not None:
-            rows = rows.filter(pl.col("half") == half)
         mean = pl.col(COLUMNS).mean()
         if arm == BARE_ONE:
             rows = rows.with_columns(weight=1 / pl.len().over("rank"))
@@ -328,6 +307,10 @@ class TrialRecords:
             means, on=["launch", "round"], how="left", maintain_order="left"
         )
         return {name: aligned[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in COLUMNS}
+
+    def _blocks(self, **having: Any) -> pl.DataFrame:
+        """The rows of `ranks` with these values; None: with any."""
+        return self.ranks.filter(**{name: value for name, value in having.items() if value is not None})
 
     def device(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
         """Mean over ranks of a telemetry value during some arms."""
@@ -364,9 +347,7 @@ class TrialRecords:
     def by_rank(self, arm: str, *, detailed: bool | None = None) -> dict[str, Floats]:
         """`step` and PHASES of each rank, rounds x ranks; NaN where a rank has none."""
         n = self.trial.world_size
-        rows = self.ranks.filter((pl.col("arm") == arm) & (pl.col("rank") < n))
-        if detailed is not None:
-            rows = rows.filter(pl.col("detailed") == detailed)
+        rows = self._blocks(arm=arm, detailed=detailed).filter(pl.col("rank") < n)
         means = rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean())
         means = means.join(self.index.with_row_index("at"), on=["launch", "round"])
         at, rank = means["at"].to_numpy(), means["rank"].to_numpy()

@@ -13,6 +13,7 @@ import polars as pl
 
 from scaling.analysis.decompose.quantities import Cycle, Key, Sent, by_kind
 from scaling.analysis.decompose.unit_stamps import UnitStamps, exposed, moving, unit_blocks
+from scaling.analysis.network.channel import Awaited
 from scaling.analysis.network.replay import Mark, Program
 from scaling.analysis.network.shared_link import Served
 from scaling.analysis.statistics.rounds import Floats
@@ -64,14 +65,10 @@ def _scalars(stamps: UnitStamps) -> dict[str, float]:
         "least": _least(stamps),
         "bucket_transfer": transfer.sum(axis=2).mean(),
         "bucket_skew": skew.sum(axis=2).mean(),
-        "bucket_wait": stamps.waited.mean(),
-        "buffer_transfer": 0.0,
-        "buffer_skew": 0.0,
         "bucket_enqueue": 0.0,
-        "exposed_enqueue": 0.0,
+        "exposed_all": stamps.waited.mean(),
     }
     values["exposed_transfer"], values["exposed_skew"] = values["bucket_transfer"], values["bucket_skew"]
-    values["exposed_all"] = values["bucket_wait"]
     for index, names in enumerate(by_kind(stamps.sent)):
         places = list(names)
         values[f"kind.{index}.transfer"] = stamps.together[:, :, places].sum(axis=2).mean()
@@ -95,7 +92,7 @@ def _program(stamps: UnitStamps) -> Program:
     """The block's steps from the second on, as what every rank did by itself between its waits."""
     steps, ranks, width = stamps.launch.shape
     marks = _marks(stamps)
-    ended = _ended(stamps)  # S x R
+    ended: Floats = stamps.resume.max(axis=2)  # S x R: when each rank went on after its last wait
     resumed, origin = ended[:-1].copy(), ended[:-1].max(axis=1, keepdims=True)
     own_ns = np.zeros((steps - 1, ranks, len(marks)))
     lag = np.zeros((steps - 1, ranks, width))
@@ -120,7 +117,9 @@ def _program(stamps: UnitStamps) -> Program:
         members=stamps.members,
         channel=stamps.channel,
         start=ended[:-1] - origin,
-        follows={k: awaited.after_the_first for k, awaited in stamps.follows.items()},
+        follows={
+            k: Awaited(order=each.order[1:], count=each.count[1:]) for k, each in stamps.follows.items()
+        },
         behind=behind,
         beside=stamps.beside,
     )
@@ -156,12 +155,6 @@ def _last_of_windows(stamps: UnitStamps, marks: Sequence[Mark]) -> set[int]:
         window = stamps.wait[:, :, k].tobytes() + stamps.resume[:, :, k].tobytes()
         last[window] = k
     return set(last.values())
-
-
-def _ended(stamps: UnitStamps) -> Floats:
-    """S x R: when each rank went on after its last wait."""
-    result: Floats = stamps.resume.max(axis=2)
-    return result
 
 
 def _marks(stamps: UnitStamps) -> tuple[Mark, ...]:

@@ -114,10 +114,6 @@ class Light:
         kept = {key: steps[(steps - usual).max(axis=1) <= slow] for key, steps in self.own_ns.items()}
         return replace(self, own_ns={key: steps for key, steps in kept.items() if len(steps)})
 
-    def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
-        """These steps with other own times."""
-        return replace(self, own_ns={key: change(key, ns) for key, ns in self.own_ns.items()})
-
 
 def read_light(steps: Frame, n: int) -> Light | None:
     """None where no block is whole, or where no wait was stamped. `steps`: of `n` ranks together."""
@@ -176,7 +172,7 @@ def waits(records: TrialRecords) -> dict[str, Floats]:
     light = records.light
     assert light is not None
     whole = records.per_round({key: float(waited.mean()) for key, waited in light.waited.items()})
-    alike = records.per_round(dict(light.alike))
+    alike = records.per_round(light.alike)
     return {"exposed_all": whole, "exposed_transfer": alike, "exposed_skew": whole - alike}
 
 

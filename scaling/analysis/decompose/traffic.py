@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from scaling.analysis.decompose.loss import wait_as_share_of_step
-from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, TrialRecords, by_kind
+from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, Key, TrialRecords, by_kind
 from scaling.analysis.decompose.stragglers import LATEST, STEP
 from scaling.analysis.decompose.unit_stamps import simulated
 from scaling.analysis.network.replay import Barrier, Replay
@@ -27,6 +27,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
     `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
     """
     n, total = records.trial.world_size, sum(records.bucket_bytes)
+    moved_bytes = sum(collective.moved for collective in records.sent)  # what a rank's link carries in a step
     one_axis = len({collective.axis for collective in records.sent}) <= 1
     # Several axes of a mesh go over several links, within hosts and between them: no one rate is nominal for their sum.
     nominal, micro_steps = plan.nominal_bit_s(n) if one_axis else None, plan.spec.accumulation_steps
@@ -74,11 +75,11 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
         reductions=records.reductions(plan),
         buckets=buckets,
         collectives=tuple(collective(k, places) for k, places in enumerate(by_kind(records.sent))),
-        busbw_gbit_s=rate(lambda m: records.moved_bytes * 8 / m["busy"]),
+        busbw_gbit_s=rate(lambda m: moved_bytes * 8 / m["busy"]),
         curve_share=rounds.ratio(lambda m: again * m["replay"] / m["busy"]),
         nominal_share=None
         if nominal is None
-        else rate(lambda m: records.moved_bytes * 8 / m["busy"] * 1e9 / nominal),
+        else rate(lambda m: moved_bytes * 8 / m["busy"] * 1e9 / nominal),
         free_speedup=rounds.ratio(_free if records.cycles else lambda m: m[STEP] / m[LATEST]),
         hidden_share=rounds.measure(lambda m: 1 - m["bucket_transfer"] / m["busy"]),
         host_lead_ms=rounds.measure("lead", scale=MS),
@@ -95,24 +96,20 @@ def _free(m: Means) -> Floats:
 def _ready(name: str, micro_steps: int, m: Means) -> Floats:
     """Ready time since the last micro-step's backward began, ns; `name` counts from its end minus all backwards."""
     before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + m[EARLIER]
-    result: Floats = m[name] - (before if micro_steps > 1 else 0.0)
-    return result
+    return m[name] - (before if micro_steps > 1 else 0.0)
 
 
-def closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
+def closure(records: TrialRecords, plan: Plan) -> dict[Key, float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
     if not records.cycles:
         return {}
     if records.programs:
-        tensor = plan.spec.parallel.mesh(records.trial.world_size).tensor
-        by_itself = bool(np.isfinite(records.arm(DDP_SOLO)["step"]).any())  # else no rank can train alone
-        turnless = tensor > 1 or (by_itself and not records.turns)
-        return _closure_at_pace(records) if turnless else _closure_of_units(records)
+        return _closure_of_programs(records, plan)
     sent = sum(records.bucket_bytes)
     if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
         return {}
     both = _phases(records, "forward", "compute")
-    periods: dict[tuple[int, int], float] = {}
+    periods: dict[Key, float] = {}
     for i, key in enumerate(records.keys()):
         alone, transfer = records.solo.get(key), records.replay.get(key)
         if alone is None or transfer is None or alone["ready"].shape[1] != len(transfer):
@@ -132,33 +129,28 @@ def closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
     return periods
 
 
-def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
-    """Closure of a sharded step in each round, from its units' turns over one rank."""
-    both = _phases(records, "forward", "compute")
-    periods = {}
-    for i, key in enumerate(records.keys()):
-        program, alone = records.programs.get(key), records.turns.get(key)
-        transfer = records.replay.get(key)
-        if program is None or alone is None or transfer is None or len(transfer) != len(records.sent):
-            continue
-        forward, backward = (both[name][:, i] / alone.phases[name] for name in ("forward", "compute"))
-        stretch = {"forward": forward, "backward": backward}
-        periods[key] = simulated(program, records.sent, alone, stretch, transfer)
-    return periods
+def _closure_of_programs(records: TrialRecords, plan: Plan) -> dict[Key, float]:
+    """Closure of a sharded step in each round, from its units' turns over one rank.
 
-
-def _closure_at_pace(records: TrialRecords) -> dict[tuple[int, int], float]:
-    """Closure where no rank computes its part alone: layers that are divided over ranks, SyncBatchNorm.
-
-    So own times are the detailed block's, at the light probe's pace.
+    Layers that are divided over ranks, and SyncBatchNorm, have no rank that computes its part alone. Own times are then
+    the detailed block's, at the light probe's pace.
     """
-    paces = (_phases(records, *OWN_PHASES, detailed=detailed) for detailed in (False, True))
-    light, detailed = (np.sum(list(pace.values()), axis=0) for pace in paces)
+    probed = [_phases(records, *OWN_PHASES, detailed=detailed) for detailed in (False, True)]
+    light, detailed = (np.sum(list(phases.values()), axis=0) for phases in probed)
+    tensor = plan.spec.parallel.mesh(records.trial.world_size).tensor
+    by_itself = bool(np.isfinite(records.arm(DDP_SOLO)["step"]).any())  # else no rank can train alone
+    turnless = tensor > 1 or (by_itself and not records.turns)
     periods = {}
     for i, key in enumerate(records.keys()):
         program, transfer = records.programs.get(key), records.replay.get(key)
-        if program is not None and transfer is not None and len(transfer) == len(records.sent):
+        if program is None or transfer is None or len(transfer) != len(records.sent):
+            continue
+        if turnless:
             periods[key] = program.at_pace(light[:, i] / detailed[:, i], transfer)
+        elif (alone := records.turns.get(key)) is not None:
+            forward, backward = (probed[0][n][:, i] / alone.phases[n] for n in ("forward", "compute"))
+            stretch = {"forward": forward, "backward": backward}
+            periods[key] = simulated(program, records.sent, alone, stretch, transfer)
     return periods
 
 

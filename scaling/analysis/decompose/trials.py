@@ -19,7 +19,7 @@ from scaling.analysis.decompose.quantities import (
     DURATIONS,
     PHASES,
     CallTraffic,
-    Cycle,
+    Key,
     Sent,
     TrialRecords,
 )
@@ -148,8 +148,6 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
     index = rounds.sort("launch", "round")
     buckets = tables.buckets.filter(first & ~pl.col("kind").is_in(_MESSAGES))
-    cycles: tuple[Cycle, ...] = ()
-    sizes: tuple[int, ...] = ()
     if has_units(buckets.lazy()):
         stamped = in_memory(steps)
         steps = stamped.lazy()
@@ -255,7 +253,7 @@ def _few_blocks(steps: Frame) -> Iterator[pl.DataFrame]:
     yield from (in_memory(needed.filter(chosen)) for chosen in round_selections(needed, ROUND_ROWS))
 
 
-def _solo(step_rows: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
+def _solo(step_rows: Frame, buckets: Frame, n: int) -> dict[Key, dict[str, Floats]]:
     """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each.
 
     Ready times are clamped to the end of backward's compute, which DDP's own stamp can exceed.
@@ -264,7 +262,7 @@ def _solo(step_rows: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dic
     sent = buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
     sent = sent.select("launch", "round", "rank", "block", "step", "seq", "ready_ns", ITS_PART)
     place, rounds = ["launch", "rank", "block", "step"], ("launch", "round")
-    by_round: dict[tuple[int, int], dict[str, Floats]] = {}
+    by_round: dict[Key, dict[str, Floats]] = {}
     for mine, rows in few_rounds(steps, sent):
         ready = (
             mine.select(*place, "begin_ns", "compute_end_ns")
@@ -289,7 +287,7 @@ def _solo(step_rows: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dic
     return by_round
 
 
-def _making(blocks: Frame) -> dict[str, dict[tuple[int, int], float]]:
+def _making(blocks: Frame) -> dict[str, dict[Key, float]]:
     """Mean over the ranks' plain and probe blocks; `blocks`: of one world size."""
     timed = blocks.filter(pl.col("arm").is_in([PLAIN, PROBE]) & (pl.col("make_ns") > 0))
     columns = {
@@ -298,14 +296,14 @@ def _making(blocks: Frame) -> dict[str, dict[tuple[int, int], float]]:
         "train_cpu": pl.col("cpu_ns") / (pl.col("steps") + pl.col("lead_in")),
     }
     means = timed.group_by("launch", "round").agg(**{name: column.mean() for name, column in columns.items()})
-    by_name: dict[str, dict[tuple[int, int], float]] = {}
+    by_name: dict[str, dict[Key, float]] = {}
     for row in in_memory(means).iter_rows(named=True):
         for name in columns:
             by_name.setdefault(name, {})[row["launch"], row["round"]] = row[name]
     return by_name
 
 
-def _replay(buckets: Frame, n: int) -> dict[tuple[int, int], Floats]:
+def _replay(buckets: Frame, n: int) -> dict[Key, Floats]:
     """Replay blocks: each bucket from the latest launch to the latest done, mean of the round's repetitions."""
     each = in_memory(
         buckets.filter(pl.col("arm") == REPLAY)

@@ -80,24 +80,14 @@ class Awaited:
         order = np.argsort(at, axis=1)
         return cls(order=order, count=np.full_like(order, at.shape[1]))
 
-    @property
-    def after_the_first(self) -> Awaited:
-        """The waits of all steps but the first."""
-        return Awaited(order=self.order[1:], count=self.count[1:])
-
     def latest(self, times: Floats) -> Floats:
         """S x R: the latest of `times` over the ranks that each one waits for, and of its own."""
         so_far = np.maximum.accumulate(np.take_along_axis(times, self.order, axis=1), axis=1)
-        latest: Floats = np.maximum(np.take_along_axis(so_far, self.count - 1, axis=1), times)
-        return latest
+        return np.maximum(np.take_along_axis(so_far, self.count - 1, axis=1), times)
 
     def waited(self, begin: Floats, end: Floats) -> Floats:
         """S x R: how long of [begin, end] a rank waited for others to come; the rest of it is transfer."""
         return np.clip(self.latest(begin) - begin, 0.0, np.maximum(end - begin, 0.0))
-
-
-_CONCURRENT = "gloo"
-"""The back end that runs several collectives of a communicator at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +156,7 @@ class Channel:
         """S x K: when each begins to move data."""
         if not self.fifo and not any(self.in_turn):
             return released
-        earliest: Floats = np.minimum(np.maximum(released, self.before(finished)), finished)
-        return earliest
+        return np.minimum(np.maximum(released, self.before(finished)), finished)
 
     def before(self, finished: Floats) -> Floats:
         """... x K: when all are done that go before each on its communicator; -inf where none does."""
@@ -242,8 +231,8 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
 
 
 def is_fifo(backend: str) -> bool:
-    """Whether a back end runs the collectives of a communicator one after the other."""
-    return backend != _CONCURRENT
+    """Whether a back end runs the collectives of a communicator one after the other; Gloo runs several at once."""
+    return backend != "gloo"
 
 
 def union(begin: Floats, end: Floats, low: Floats, high: Floats) -> Floats:

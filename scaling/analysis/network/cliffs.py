@@ -51,7 +51,15 @@ def cliffs(points: Sequence[Timed], collective: str = "all_reduce") -> tuple[Cli
         for after in large[k + 1 : k + 3] if _dense(points) else large[k + 1 : k + 2]:
             kind = _kind(before, after)
             if kind:
-                candidates.append(_cliff(kind, before, after, collective))
+                candidates.append(
+                    Cliff(
+                        collective=collective,
+                        kind=kind,
+                        from_bytes=before.bytes,
+                        to_bytes=after.bytes,
+                        factor=after.time / before.time,
+                    )
+                )
                 break
     return _joined(_once(candidates), large, collective)
 
@@ -119,16 +127,6 @@ def _kind(before: Timed, after: Timed) -> str | None:
     if after.low > grown * before.high and after.time > PROTOCOL * grown * before.time:
         return "jumps"
     return None
-
-
-def _cliff(kind: str, before: Timed, after: Timed, collective: str) -> Cliff:
-    return Cliff(
-        collective=collective,
-        kind=kind,
-        from_bytes=before.bytes,
-        to_bytes=after.bytes,
-        factor=after.time / before.time,
-    )
 
 
 def _dense(points: Sequence[Timed]) -> bool:

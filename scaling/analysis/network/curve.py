@@ -59,11 +59,9 @@ class PerHop:
         """S: linear in the logarithm of the size between known sizes, constant beyond them."""
         knots = np.log(self.sizes)
         place = float(np.interp(np.log(max(size, 1.0)), knots, np.arange(len(knots))))
-        left = min(int(place), len(knots) - 1)
-        right = min(left + 1, len(knots) - 1)
-        result: Floats = self.values[:, left] + (place - left) * (
-            self.values[:, right] - self.values[:, left]
-        )
+        left = int(place)
+        low, high = self.values[:, left], self.values[:, min(left + 1, len(knots) - 1)]
+        result: Floats = low + (place - left) * (high - low)
         return result
 
 
@@ -157,8 +155,7 @@ def _end_slope(h0: float, h1: float, near: Floats, far: Floats) -> Floats:
     """The slope at an end, from the rise of the two intervals next to it."""
     slope = ((2 * h0 + h1) * near - h0 * far) / (h0 + h1)
     slope = np.where(slope * near <= 0, 0.0, slope)
-    limited: Floats = np.where((near * far < 0) & (np.abs(slope) > 3 * np.abs(near)), 3 * near, slope)
-    return limited
+    return np.where((near * far < 0) & (np.abs(slope) > 3 * np.abs(near)), 3 * near, slope)
 
 
 LARGE_BYTES = 2**18
@@ -183,8 +180,7 @@ class AlphaBeta:
     def time_ns(self, size: Floats | float) -> Floats:
         """T(m) of an all-reduce."""
         n = self.world_size
-        result: Floats = 2 * (n - 1) * (self.alpha_ns + size * self.beta_ns / n)
-        return result
+        return 2 * (n - 1) * (self.alpha_ns + size * self.beta_ns / n)
 
 
 def sweep_times(fabric: Frame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:

@@ -46,18 +46,13 @@ class Barrier:
 
     def origin_after(self, start: Floats) -> Floats:
         """The origin of the ranks' own times after it, S x R, its wait added; `start`: the origin before it."""
-        begin: Floats = self.awaited.latest(start + self.at) + self.transfer - self.at
-        return begin
+        return self.awaited.latest(start + self.at) + self.transfer - self.at
 
     def with_mean(self, ranks: Sequence[int], peers: NDArray[np.intp]) -> Barrier:
         """Some ranks come when the others do, in the mean."""
         at = self.at.copy()
         at[:, ranks] = at[:, peers].mean(axis=1, keepdims=True)
         return replace(self, at=at)
-
-    def without_transfer(self) -> Barrier:
-        """The data takes no time."""
-        return replace(self, transfer=np.zeros_like(self.transfer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +119,7 @@ class Replay:
 
     def without_transfer(self) -> Replay:
         """The step if communication took no time."""
-        barriers = tuple(barrier.without_transfer() for barrier in self.barriers)
+        barriers = tuple(replace(each, transfer=np.zeros_like(each.transfer)) for each in self.barriers)
         return replace(self, transfer=np.zeros_like(self.transfer), barriers=barriers)
 
     def at_mean_of(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:

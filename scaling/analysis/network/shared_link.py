@@ -54,8 +54,7 @@ def covered(begin: Floats, end: Floats, low: Floats, high: Floats, worth: Worth 
     so_far = np.concatenate([np.zeros((len(at), 1)), np.cumsum(worths, axis=1)], axis=1)
     until = np.empty_like(at)
     np.put_along_axis(until, order, so_far, axis=1)
-    result: Floats = until[:, 2 * many + asked :] - until[:, 2 * many : 2 * many + asked]
-    return result
+    return until[:, 2 * many + asked :] - until[:, 2 * many : 2 * many + asked]
 
 
 Group = tuple[int, ...]
@@ -182,14 +181,13 @@ class Served:
 
 
 def served(tables: Tables, plan: Plan) -> Served:
-    """All of it, from the heads of the rank files and the plan."""
-    return Served(channel=channels(tables, plan), groups=groups_of(tables), beside=links(tables, plan))
-
-
-def groups_of(tables: Tables) -> Groups:
-    """From the heads of the rank files; a communicator that none names is the rank alone."""
+    """All of it, from the heads of the rank files and the plan; a communicator that none names is the rank alone."""
     ranks_of_group = {(file.rank, key): ranks for file in tables.ranks for key, ranks in file.groups.items()}
-    return lambda rank, key: ranks_of_group.get((rank, key), (rank,))
+    return Served(
+        channel=channels(tables, plan),
+        groups=lambda rank, key: ranks_of_group.get((rank, key), (rank,)),
+        beside=links(tables, plan),
+    )
 
 
 def links(tables: Tables, plan: Plan) -> SharedLink:

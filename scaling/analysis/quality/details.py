@@ -82,7 +82,7 @@ def details(
 
 def too_few(records: TrialRecords) -> str:
     """Why no cause can rest on details that only some rounds of a short run have; empty where enough have them."""
-    rounds, detailed = records.index.height, records.detailed_rounds
+    rounds, detailed = records.index.height, len({cycle.key for cycle in records.cycles})
     if not 0 < detailed < LEAST_ROUNDS <= rounds:
         return ""
     return f"details fitted into {detailed} of {rounds} rounds, too few for an interval"
