@@ -9,14 +9,15 @@ Own steps of many ranks: how far they are apart, and the hosts with the slowest 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import polars as pl
 
-from scaling.analysis.results import HostSpeed, Measured
+from scaling.analysis.results import HostSpeed
 from scaling.analysis.results.machine import HostSteps, OwnStep, RankSpread
-from scaling.analysis.statistics.rounds import MS, Floats, Formula, Rounds, level_of_each
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, level_of_each
 from scaling.records.decode import RankFile
 from scaling.records.tables import Tables, in_memory
 from scaling.settings.plan import Plan
@@ -24,8 +25,6 @@ from scaling.settings.schedule import BARE_ALL, PAIRS
 
 FLOOR = 0.01
 """A host that is slower than the median host by less than this fraction is not called slow."""
-QUANTITIES = ("step", "link")
-
 _ROUND = ["launch", "round"]
 _PLACE = {"launch": pl.Int64, "rank": pl.Int64, "place": pl.Int64}
 _PAIR = {**_PLACE, "group": pl.Int64, "pair": pl.Int64, "partner": pl.Int64}
@@ -49,49 +48,39 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
         {"step": _own_steps(tables, plan, place), "link": _links(messages, tables, place)}, plan.spec.seed
     )
     size = messages.select(pl.col("bytes").mean()).item()
-    beyond, level = max(floor, FLOOR), level_of_each(len(named_hosts) * len(QUANTITIES))
+    beyond, level = max(floor, FLOOR), level_of_each(len(named_hosts) * 2)  # its step and its link
     rows = []
     for at, (host, hostname) in enumerate(named_hosts):
-        step_ratio = rounds.ratio(_over(f"step.{at}", f"step.median.{at}"))
-        link, link_ratio = (
-            rounds.ratio(_busbw(f"link.{at}")),
-            rounds.ratio(_over(f"link.median.{at}", f"link.{at}")),
-        )
+        link = rounds.ratio(partial(_gbit_s, f"link.{at}"))
+        link_ratio = rounds.ratio(partial(_over, f"link.median.{at}", f"link.{at}"))
         # The clocks' error as a share of a message's time.
         off = 0.0 if link is None else clock_bound_ns * link.value / (8 * size)
-        slow = {
-            "step": _beyond(rounds.ratio(_over(f"step.{at}", f"step.median.{at}"), level=level), beyond),
-            "link": _beyond(
-                rounds.ratio(_over(f"link.{at}", f"link.median.{at}"), level=level), beyond + off
-            ),
-        }
+        slow_in = []
+        for name, bar in (("step", beyond), ("link", beyond + off)):
+            longer = rounds.ratio(partial(_over, f"{name}.{at}", f"{name}.median.{at}"), level=level)
+            if longer is not None and longer.surely_above(1 + bar):
+                slow_in.append(name)
         rows.append(
             HostSpeed(
                 host=host,
                 hostname=hostname,
                 ranks=tuple(sorted({rank for (_, rank), index in place.items() if index == at})),
                 step_ms=rounds.ratio(f"step.{at}", scale=MS),
-                step_ratio=step_ratio,
+                step_ratio=rounds.ratio(partial(_over, f"step.{at}", f"step.median.{at}")),
                 link_gbit_s=link and link.widened(off * link.value),
                 link_ratio=link_ratio and link_ratio.widened(off * link_ratio.value),
-                slow_in=tuple(name for name in QUANTITIES if slow[name]),
+                slow_in=tuple(slow_in),
             )
         )
     return tuple(rows)
 
 
-def _over(name: str, base: str) -> Formula:
-    return lambda m: m[name] / m[base]
+def _over(name: str, base: str, m: Means) -> Floats:
+    return m[name] / m[base]
 
 
-def _busbw(name: str) -> Formula:
-    """Gbit/s of ns a byte."""
-    return lambda m: 8 / m[name]
-
-
-def _beyond(ratio: Measured | None, floor: float) -> bool:
-    """Whether a time over the median host's is above 1 by more than `floor`."""
-    return ratio is not None and ratio.surely_above(1 + floor)
+def _gbit_s(ns_a_byte: str, m: Means) -> Floats:
+    return 8 / m[ns_a_byte]
 
 
 def _own_steps(tables: Tables, plan: Plan, place: Mapping[tuple[int, int], int]) -> pl.DataFrame:
@@ -152,9 +141,8 @@ def _rounds(frames: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
         for at, part in {**each, "median": median}.items():
             aligned = index.join(part, on=_ROUND, how="left", maintain_order="left")["value"]
             values[f"{name}.{at}"] = aligned.cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        for (
-            at
-        ) in each:  # launches may have used other hosts: compare each host with the median of its own rounds
+        # Launches may have used other hosts: compare each host with the median of its own rounds.
+        for at in each:
             theirs = np.isfinite(values[f"{name}.{at}"])
             values[f"{name}.median.{at}"] = np.where(theirs, values[f"{name}.median"], np.nan)
     return Rounds(values, index["launch"].to_numpy(), seed=seed)
@@ -183,10 +171,23 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
     numbers, column = np.unique(rows["rank"].to_numpy(), return_inverse=True)
     steps_ns = np.full((index.height, len(numbers)), np.nan)
     steps_ns[rows["at"].to_numpy(), column] = rows["took"].to_numpy()
-    median = np.nanmedian(steps_ns, axis=1)
-    ratios = np.nanmean(steps_ns / median[:, None], axis=0)
+    median_ns = np.nanmedian(steps_ns, axis=1)
+    ratios = np.nanmean(steps_ns / median_ns[:, None], axis=0)
     steps_ms = np.nanmean(steps_ns, axis=0) * MS
-    rounds = _Ranks(steps_ns, median, index["launch"].to_numpy(), numbers, plan.spec.seed, max(floor, FLOOR))
+    rounds, bar = Rounds({}, index["launch"].to_numpy(), seed=plan.spec.seed), 1 + max(floor, FLOOR)
+
+    def own_step(at: int) -> OwnStep | None:
+        """That of the rank in column `at`."""
+        median = np.where(np.isfinite(steps_ns[:, at]), median_ns, np.nan)
+        here = rounds.extend({"own": steps_ns[:, at], "median": median})
+        over = partial(_over, "own", "median")
+        step_ms, ratio = here.ratio("own", scale=MS), here.ratio(over)
+        sure = here.ratio(over, level=level_of_each(len(numbers)))
+        if step_ms is None or ratio is None or sure is None:
+            return None
+        return OwnStep(rank=int(numbers[at]), step_ms=step_ms, ratio=ratio, slow=sure.surely_above(bar))
+
+    slower = [own_step(int(at)) for at in np.flatnonzero(ratios > bar)]
     least, p5, middle, p95, most = np.percentile(steps_ms, [0, 5, 50, 95, 100]).tolist()
     return RankSpread(
         world_size=plan.ranks,
@@ -195,42 +196,19 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
         median_ms=middle,
         p95_ms=p95,
         most_ms=most,
-        slow=rounds.slow(ratios),
-        hosts=_hosts(tables.ranks, rounds, ratios),
+        slow=sum(step is not None and step.slow for step in slower),
+        hosts=_hosts(tables.ranks, numbers.tolist(), own_step, ratios),
     )
 
 
-class _Ranks:
-    """Own steps a round and rank, with their intervals where they are asked for."""
-
-    def __init__(
-        self, steps: Floats, median: Floats, launch: np.ndarray, numbers: np.ndarray, seed: int, beyond: float
-    ) -> None:
-        self._own, self._median, self._beyond = steps, median, beyond
-        self.numbers: list[int] = numbers.tolist()
-        self._rounds = Rounds({}, launch, seed=seed)
-        self._level = level_of_each(len(numbers))
-
-    def step(self, at: int) -> OwnStep | None:
-        """Own step of the rank or host in column `at`."""
-        median = np.where(np.isfinite(self._own[:, at]), self._median, np.nan)
-        rounds = self._rounds.extend({"own": self._own[:, at], "median": median})
-        step_ms, ratio = rounds.ratio("own", scale=MS), rounds.ratio(lambda m: m["own"] / m["median"])
-        sure = rounds.ratio(lambda m: m["own"] / m["median"], level=self._level)
-        if step_ms is None or ratio is None or sure is None:
-            return None
-        slow = sure.surely_above(1 + self._beyond)
-        return OwnStep(rank=self.numbers[at], step_ms=step_ms, ratio=ratio, slow=slow)
-
-    def slow(self, ratios: Floats) -> int:
-        """How many are slower than the median rank by more than chance."""
-        steps = (self.step(int(at)) for at in np.flatnonzero(ratios > 1 + self._beyond))
-        return sum(step is not None and step.slow for step in steps)
-
-
-def _hosts(files: Sequence[RankFile], rounds: _Ranks, ratios: Floats) -> tuple[HostSteps, ...]:
-    """The hosts with the slowest ranks."""
-    column = {rank: at for at, rank in enumerate(rounds.numbers)}
+def _hosts(
+    files: Sequence[RankFile],
+    numbers: Sequence[int],
+    own_step: Callable[[int], OwnStep | None],
+    ratios: Floats,
+) -> tuple[HostSteps, ...]:
+    """The hosts with the slowest ranks. `own_step`, `ratios`: by the columns of the ranks `numbers`."""
+    column = {rank: at for at, rank in enumerate(numbers)}
     columns_of_host: dict[tuple[int, str], set[int]] = {}
     for file in files:
         if file.rank in column:
@@ -245,7 +223,7 @@ def _hosts(files: Sequence[RankFile], rounds: _Ranks, ratios: Floats) -> tuple[H
                 hostname=hostname,
                 ranks=len(columns),
                 ratio=float(np.mean([ratios[at] for at in columns])),
-                slowest=tuple(step for step in map(rounds.step, slowest) if step is not None),
+                slowest=tuple(step for step in map(own_step, slowest) if step is not None),
             )
         )
     return tuple(host_steps)

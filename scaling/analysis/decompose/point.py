@@ -180,23 +180,17 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
 
 def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = False) -> dict[str, Floats]:
     """Steps and phases of every arm, mean over `ranks`; `plain` is always the mean over all ranks."""
-    values: dict[str, Floats] = {}
-    for name, arm, detailed in (
-        (BARE_ONE, BARE_ONE, None),
-        (BARE_ALL, BARE_ALL, None),
-        (DDP_SOLO, DDP_SOLO, None),
-        (PROBE, PROBE, False),
-        ("detailed", PROBE, True),
-    ):
-        means = records.arm(arm, detailed=detailed, ranks=ranks)
-        prefix = f"typical.{name}" if typical_only and name in (PROBE, "detailed") else name
-        values[prefix] = means["step"]
-        for phase in PHASES:
-            values[f"{prefix}.{phase}"] = means[phase]
+    means = {arm: records.arm(arm, ranks=ranks) for arm in (BARE_ONE, BARE_ALL, DDP_SOLO)}
+    probe = records.arm(PROBE, detailed=False, ranks=ranks)
+    if typical_only:
+        means[f"typical.{PROBE}"] = probe
+    else:
+        means |= {PROBE: probe, "detailed": records.arm(PROBE, detailed=True, ranks=ranks)}
+    values = {name: of_arm["step"] for name, of_arm in means.items()}
+    values |= {f"{name}.{phase}": of_arm[phase] for name, of_arm in means.items() for phase in PHASES}
     if not typical_only:
         values[PLAIN] = records.arm(PLAIN)["step"]
-        for half in (0, 1):
-            values[f"plain.{half}"] = records.arm(PLAIN, half=half)["step"]
+        values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
     return values
 
 
@@ -264,8 +258,7 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
     def backward(m: Means) -> Floats:
         """Compute, and the rest of backward after its last bucket."""
         waited = sum((split(name)(m) for name in names), np.zeros(1)) if n > 1 else 0.0
-        result: Floats = m[f"{PROBE}.compute"] + m[f"{PROBE}.exposed"] - waited
-        return result
+        return m[f"{PROBE}.compute"] + m[f"{PROBE}.exposed"] - waited
 
     return StepParts(
         input=ms(f"{PROBE}.input"),

@@ -318,8 +318,7 @@ def _hidden(replay: Replay | Program, ranks: tuple[int, ...]) -> float:
 
 
 def _cost(m: Means, which: str = "late") -> Floats:
-    cost: Floats = m[f"{which}.lead"] - m.get(f"{which}.hidden", 0.0)
-    return cost
+    return m[f"{which}.lead"] - m.get(f"{which}.hidden", 0.0)
 
 
 def _skew(records: TrialRecords, rank: int, peers: Ranks) -> Floats:
@@ -357,8 +356,7 @@ def quantities(records: TrialRecords, evened: TrialRecords, typical: set[int]) -
 def share(m: Means) -> Floats:
     """What the ranks' lateness costs together, as a share of the step: less what of it the link hides."""
     hidden = m[REPLAYED_LATENESS] - (m["sim"] - m["sim_typical"]) if REPLAYED_LATENESS in m else 0.0
-    cost: Floats = (m[LATENESS] - hidden) / m[STEP]
-    return cost
+    return (m[LATENESS] - hidden) / m[STEP]
 
 
 def describe(
@@ -366,7 +364,7 @@ def describe(
     records: TrialRecords,
     typical: set[int],
     rounds: Rounds,
-    explained_ns: Mapping[str, float] | None = None,
+    explained_ns: Mapping[str, float],
 ) -> Straggler:
     """The late rank's phase, and whether it is slow in bare_one too.
 
@@ -379,7 +377,7 @@ def describe(
     excess: dict[str, float] = {}
     for phase in OWN_PHASES:  # not `exposed`: the others wait, not the late rank
         difference = mine[phase] - others[phase]
-        excess[phase] = float(np.nanmean(difference)) - (explained_ns or {}).get(phase, 0.0)
+        excess[phase] = float(np.nanmean(difference)) - explained_ns.get(phase, 0.0)
     more = {}
     for name, light in records.named.items():
         own_ns = np.mean([steps.mean(axis=0) for steps in light.own_ns.values()], axis=0)

@@ -72,9 +72,9 @@ def timelines(run: RunRecords) -> tuple[Timeline, ...]:
         buckets = within.buckets.filter(here)
         some = _drawn(steps.filter(pl.col("detailed")), within, plan, n)
         ranks = some.ranks if some else range(n)
-        if has_units(buckets.lazy()):
+        if has_units(buckets):
             mesh = plan.spec.parallel.mesh(n)
-            units = unit_blocks(in_memory(steps), buckets.lazy(), mesh, served(within, plan))
+            units = unit_blocks(in_memory(steps), buckets, mesh, served(within, plan))
             spans = typical_step([stamps for _, stamps, _ in units], ranks) if units else ()
             per_size += [Timeline(world_size=n, spans=spans, drawn=some)] if spans else []
             continue
@@ -82,14 +82,15 @@ def timelines(run: RunRecords) -> tuple[Timeline, ...]:
             steps.filter(pl.col("detailed"))
             .group_by("launch", "block", "step")
             .agg(length=(pl.col("end_ns") - pl.col("begin_ns")).mean(), ranks=pl.len())
+            .filter(pl.col("ranks") == n)
         )
-        mean = lengths.filter(pl.col("ranks") == n)["length"].mean()
-        for launch, block in _nearest(lengths.filter(pl.col("ranks") == n), mean):
+        mean = lengths["length"].mean()
+        for launch, block in _nearest(lengths, mean):
             this = (pl.col("launch") == launch) & (pl.col("block") == block)
             here_alone = (steps.filter(this), buckets.filter(this), within.blocks.filter(this))
             whole = [stamps for _, stamps in detailed_blocks(*here_alone, n, channels(within, plan))]
             if whole:
-                per_size.append(Timeline(world_size=n, spans=_typical(whole[0], mean, ranks), drawn=some))
+                per_size.append(Timeline(world_size=n, spans=_spans(whole[0], mean, ranks), drawn=some))
                 break
     return tuple(per_size)
 
@@ -112,13 +113,9 @@ def _drawn(steps: Frame, tables: Tables, plan: Plan, n: int) -> Drawn | None:
     return drawn(means["own"].to_numpy(), hosts)
 
 
-def _typical(block: BlockStamps, mean: Any, ranks: Sequence[int]) -> tuple[Span, ...]:
+def _spans(stamps: BlockStamps, mean: Any, ranks: Sequence[int]) -> tuple[Span, ...]:
     """Some ranks' step whose length is nearest to `mean`, ns."""
-    lengths = (block.end - block.begin).mean(axis=1)
-    return _spans(block, int(np.abs(lengths - mean).argmin()), ranks)
-
-
-def _spans(stamps: BlockStamps, step: int, ranks: Sequence[int]) -> tuple[Span, ...]:
+    step = int(np.abs((stamps.end - stamps.begin).mean(axis=1) - mean).argmin())
     origin = stamps.begin[step].min()
     merged = merge(stamps)
     busy = _union(list(zip(merged.begun[step], merged.finished[step], strict=True)))
@@ -134,9 +131,8 @@ def _spans(stamps: BlockStamps, step: int, ranks: Sequence[int]) -> tuple[Span, 
         add("compute", "input", begin, forward)
         going = forward
         for begun, skew, ended in zip(*(b[step, rank] for b in broadcasts), strict=True):
-            if (
-                begun >= forward and ended <= backward
-            ):  # those of earlier micro-steps lie where no phase is drawn
+            # Those of earlier micro-steps lie where no phase is drawn.
+            if begun >= forward and ended <= backward:
                 add("compute", "forward", going, begun)
                 add("compute", "exposed_skew", begun, begun + skew)
                 add("compute", "exposed_transfer", begun + skew, ended)
@@ -183,15 +179,9 @@ def histories(
     per_size = []
     for trial in run.plan.trials:
         within = run.within(trial.world_size)
-        rows = (
-            _timed(within)
-            .filter(
-                (pl.col("world_size") == trial.world_size)
-                & ((pl.col("arm") == PLAIN) | ((pl.col("arm") == PROBE) & ~pl.col("detailed")))
-            )
-            .sort("launch", "begin_ns")
-            .select(*KEYS, "time_s", *DURATIONS)
-        )
+        light = (pl.col("arm") == PLAIN) | ((pl.col("arm") == PROBE) & ~pl.col("detailed"))
+        rows = _timed(within).filter((pl.col("world_size") == trial.world_size) & light)
+        rows = rows.sort("launch", "begin_ns").select(*KEYS, "time_s", *DURATIONS)
         if rows.is_empty():
             continue
         columns: dict[str, Column] = {"time_s": tuple(rows["time_s"].to_list())}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import polars as pl
 
@@ -137,7 +138,6 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     n = trial.world_size
     first = (pl.col("world_size") == n) & (pl.col("rank") < n)
     together = first & (pl.col("arm") != BARE_ONE)
-    mesh, shards = plan.spec.parallel.mesh(n), None
     steps = tables.steps.filter(together & pl.col("arm").is_in(STEP_ARMS))
     if DISTURBS in withheld(tables, n) or (_unproved(tables, plan, n) and waits_look_like_compute(steps, n)):
         steps = queue_waits(steps)
@@ -148,42 +148,43 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
     index = rounds.sort("launch", "round")
     buckets = tables.buckets.filter(first & ~pl.col("kind").is_in(_MESSAGES))
-    if has_units(buckets.lazy()):
+    by_strategy: dict[str, Any]
+    if has_units(buckets):
         stamped = in_memory(steps)
         steps = stamped.lazy()
-        shards = read_sharded(stamped, buckets.lazy(), mesh, served(tables, plan))
+        shards = read_sharded(stamped, buckets, plan.spec.parallel.mesh(n), served(tables, plan))
         cycles, merged, sent = shards.cycles, shards.merged, shards.sent
-        sizes = tuple(collective.bytes for collective in sent)
+        by_strategy = {"programs": shards.programs, "turns": turns(stamped, buckets, n, DDP_SOLO)}
     else:
         channel, host_ns = channels(tables, plan), _host_ns(tables, n)
-        cycles, merged, sizes = read_detailed(
-            detailed_blocks(steps, buckets, tables.blocks, n, channel, host_ns)
-        )
+        stamps = detailed_blocks(steps, buckets, tables.blocks, n, channel, host_ns)
+        cycles, merged, sizes = read_detailed(stamps)
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")
             for k, size in enumerate(sizes)
         )
+        newest = max(tables.ranks, key=lambda rank: rank.launch, default=None)
+        of_wrapper = newest.buckets if newest else ()  # of an own loop's DDP; empty in other runs
+        gradients = _messages(buckets, DDP_SOLO) or of_wrapper
+        by_strategy = {"solo": _solo(steps, buckets, n), "gradients": gradients}
     return TrialRecords(
         trial=trial,
         index=index,
         ranks=_by_block([steps, bare]),
         cycles=cycles,
         merged=merged,
-        bucket_bytes=sizes,
+        bucket_bytes=tuple(collective.bytes for collective in sent),
         sampled=any(file.detailed for file in tables.ranks),
         sent=sent,
-        programs=shards.programs if shards else {},
-        turns=turns(in_memory(steps), buckets.lazy(), n, DDP_SOLO) if shards else {},
-        solo={} if shards else _solo(steps, buckets, n),
         making=_making(tables.blocks.filter(first)),
         replay=_replay(buckets, n),
-        gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
         light=read_light(steps, n),
         named=read_named(tables, n),
         beside=_beside(tables.blocks, n),
         tokens=read_tokens(steps, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
+        **by_strategy,
     )
 
 
@@ -256,7 +257,7 @@ def _few_blocks(steps: Frame) -> Iterator[pl.DataFrame]:
 def _solo(step_rows: Frame, buckets: Frame, n: int) -> dict[Key, dict[str, Floats]]:
     """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each.
 
-    Ready times are clamped to the end of backward's compute, which DDP's own stamp can exceed.
+    Ready times are clamped to the end of backward's compute, where that is known, which DDP's own stamp can exceed.
     """
     steps = step_rows.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
     sent = buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
@@ -267,9 +268,7 @@ def _solo(step_rows: Frame, buckets: Frame, n: int) -> dict[Key, dict[str, Float
         ready = (
             mine.select(*place, "begin_ns", "compute_end_ns")
             .join(rows, on=place)
-            .with_columns(
-                latest=pl.when(pl.col("compute_end_ns") > 0).then("compute_end_ns")
-            )  # null: no bound
+            .with_columns(latest=pl.when(pl.col("compute_end_ns") > 0).then("compute_end_ns"))
             .group_by(*rounds, "rank", "seq")
             .agg(ready=(pl.min_horizontal("ready_ns", "latest") - pl.col("begin_ns")).mean())
             .sort(*rounds, "rank", "seq")
@@ -296,11 +295,9 @@ def _making(blocks: Frame) -> dict[str, dict[Key, float]]:
         "train_cpu": pl.col("cpu_ns") / (pl.col("steps") + pl.col("lead_in")),
     }
     means = timed.group_by("launch", "round").agg(**{name: column.mean() for name, column in columns.items()})
-    by_name: dict[str, dict[Key, float]] = {}
-    for row in in_memory(means).iter_rows(named=True):
-        for name in columns:
-            by_name.setdefault(name, {})[row["launch"], row["round"]] = row[name]
-    return by_name
+    each = in_memory(means)
+    keys = each.select("launch", "round").rows()
+    return {name: dict(zip(keys, each[name], strict=True)) for name in columns} if keys else {}
 
 
 def _replay(buckets: Frame, n: int) -> dict[Key, Floats]:
@@ -316,12 +313,6 @@ def _replay(buckets: Frame, n: int) -> dict[Key, Floats]:
         (int(key[0]), int(key[1])): part["time"].to_numpy()
         for key, part in times.partition_by("launch", "round", as_dict=True).items()
     }
-
-
-def _of_wrapper(tables: Tables) -> tuple[int, ...]:
-    """Buckets of an own loop's DDP wrapper, as its latest launch told them; empty in other runs."""
-    latest = max(tables.ranks, key=lambda rank: rank.launch, default=None)
-    return latest.buckets if latest else ()
 
 
 def _messages(buckets: Frame, arm: str) -> tuple[int, ...]:
