@@ -36,26 +36,19 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     """
     if others := _others(tables, plan):
         tables = of_launches(tables, tables.launches - others.keys())
-    world_size = plan.ranks
-    blocks = in_memory(tables.blocks.select("launch", "block", "round", "rank", "arm", "steps"))
-    whole = (
-        blocks.filter(pl.col("arm") != BARE_ONE)
-        .group_by("launch", "block")
-        .agg(ranks=pl.len(), fewest=pl.col("steps").min(), most=pl.col("steps").max())
-        .filter((pl.col("ranks") == world_size) & (pl.col("fewest") == pl.col("most")))
-        .select("launch", "block")
-    )
-    alone = blocks.filter(pl.col("arm") == BARE_ONE).select("launch", "block")
-    keys = ["launch", "block"]
-    together = blocks.join(pl.concat([whole, alone]).unique(), on=keys, how="semi")
+    keys, steps = ["launch", "block"], pl.col("steps")
+    alone = (pl.col("arm") == BARE_ONE).any().over(keys)
+    alike = steps.min().over(keys) == steps.max().over(keys)
+    blocks = in_memory(tables.blocks.select(*keys, "round", "rank", "arm", "steps"))
+    together = blocks.filter(alone | ((pl.len().over(keys) == plan.ranks) & alike))
     together = together.join(disturbed(tables, plan), on=keys, how="anti")
     last = together.group_by("launch").agg(pl.col("round").max())
     every = {launch: 2 ** generation(slot) for launch, slot in last.iter_rows()}
     spacing = pl.col("launch").replace_strict(every, return_dtype=pl.Int64) if every else pl.lit(1)
     kept = together.filter((pl.col("round") < 0) | (pl.col("round") % spacing == 0)).select(keys).unique()
-    ragged = tables.steps.lazy().join(together.select(keys).lazy(), on=keys, how="anti")
+    ragged = tables.steps.join(together.select(keys).lazy(), on=keys, how="anti")
     return tables.having(
-        {name: getattr(tables, name).lazy().join(kept.lazy(), on=keys, how="semi") for name in PUBLISHED},
+        {name: getattr(tables, name).join(kept.lazy(), on=keys, how="semi") for name in PUBLISHED},
         dropped_samples=tables.dropped_samples + in_memory(ragged.select(pl.len())).item(),
     )
 

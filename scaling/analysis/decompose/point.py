@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from scaling.analysis.results import (
     Point,
     StepParts,
 )
-from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, equal_arms_apart
+from scaling.analysis.statistics.rounds import MS, Floats, Formula, Means, Rounds, equal_arms_apart
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
@@ -240,16 +241,14 @@ def _overhead(rounds: Rounds) -> Overhead:
 
 def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
     """Parts of the light probe's step; its wait for communication is split as in the detailed blocks."""
+    ms = partial(rounds.measure, scale=MS)
 
-    def split(name: str) -> Callable[[Means], Floats]:
+    def split(name: str) -> Formula:
         return lambda m: m[f"{PROBE}.exposed"] * m[name] / m["exposed_all"]
 
     def waits(name: str) -> Measured | None:
         wait_ms = ms(split(name)) if n > 1 else None
         return wait_ms and wait_ms.widened(clock_bound_ms)
-
-    def ms(formula: Callable[[Means], Floats] | str) -> Measured | None:
-        return rounds.measure(formula, scale=MS)
 
     names = ["exposed_transfer", "exposed_skew"]
     names += ["bucket_enqueue"] if "bucket_enqueue" in rounds else []

@@ -15,7 +15,7 @@ from scaling.analysis.decompose.quantities import Cycle, Key, Sent, by_kind
 from scaling.analysis.decompose.unit_stamps import UnitStamps, exposed, moving, unit_blocks
 from scaling.analysis.network.channel import Awaited
 from scaling.analysis.network.replay import Mark, Program
-from scaling.analysis.network.shared_link import Served
+from scaling.analysis.network.shared_link import Served, over_groups
 from scaling.analysis.statistics.rounds import Floats
 from scaling.settings.parallel import Mesh
 
@@ -80,12 +80,9 @@ def _scalars(stamps: UnitStamps) -> dict[str, float]:
 def _least(stamps: UnitStamps) -> float:
     """The shortest duration of each collective on any one rank of its communicator, summed, mean over ranks."""
     took = stamps.done - np.maximum(stamps.launch, np.minimum(stamps.begun, stamps.done))
-    least = took.copy()
     for k, groups in enumerate(stamps.members):
-        for group in groups:
-            ranks = list(group)
-            least[:, ranks, k] = took[:, ranks, k].min(axis=1, keepdims=True)
-    return float(least.sum(axis=2).mean())
+        took[:, :, k] = over_groups(took[:, :, k], groups, np.min)
+    return float(took.sum(axis=2).mean())
 
 
 def _program(stamps: UnitStamps) -> Program:

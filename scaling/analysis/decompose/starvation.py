@@ -8,7 +8,6 @@ fetch exceeded one whose batch is ready. A rank that waits while another waits l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
 from scaling.analysis.results.verdicts import NOTABLE, named
-from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.analysis.statistics.rounds import MS, Formula, Rounds
 from scaling.analysis.verdicts.host_remedies import ALL_READY, HEADROOM, saved
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
@@ -37,10 +36,16 @@ def loader(
     spec, n = plan.spec, records.trial.world_size
     if spec.data.target is None or not records.making:
         return None
-    fed = max(0, fed_ns) * spec.accumulation_steps
+    fed = max(0, fed_ns) * spec.accumulation_steps  # ns of a step's fetches that do not wait
     rounds = rounds.extend({name: records.per_round(values) for name, values in records.making.items()})
-    rounds = rounds.extend({"sim_fed": _fed_periods(records, fed)})
-    share: Callable[[Means], Floats] = (
+
+    def fed_period(cycle: Cycle) -> float:
+        """Mean period of the steps if every batch had been ready, ns."""
+        waited = np.maximum(cycle.input - fed / cycle.per_step, 0.0)
+        return float(cycle.replay.sooner_by(waited).period().mean())
+
+    rounds = rounds.extend({"sim_fed": records.of_cycles(fed_period)})
+    share: Formula = (
         (lambda m: (m["sim"] - m["sim_fed"]) / m["replayed"])
         if n > 1
         else (lambda m: np.maximum(m[f"{PROBE}.input"] - fed, 0.0) / m[PROBE])
@@ -86,16 +91,6 @@ def _slowest(records: TrialRecords, rounds: Rounds) -> dict[str, Any]:
         "slowest_input_ms": rounds.ratio("slowest", scale=MS),
         "others_input_ms": rounds.ratio("others", scale=MS),
     }
-
-
-def _fed_periods(records: TrialRecords, fed_ns: float) -> Floats:
-    """Mean period of each round's steps if every batch had been ready; `fed_ns`: fetches of a step that do not wait."""
-
-    def fed(cycle: Cycle) -> float:
-        waited = np.maximum(cycle.input - fed_ns / cycle.per_step, 0.0)
-        return float(cycle.replay.sooner_by(waited).period().mean())
-
-    return records.of_cycles(fed)
 
 
 def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple[Verdict, ...]:

@@ -5,13 +5,11 @@ where gradients are reduced. In a window, until the collective that it waits for
 rank's collectives moves data are exposed transfer, the others exposed skew. What is left of the window is the
 strategy's own.
 
-Arrays: S steps, R ranks, K collectives of a step in the order of launch; times in ns.
-
 When units have their turns over a mesh of one rank, and the step that closure puts together from them.
 
-Arrays: S steps, R ranks, K collectives of a step, T turns, M marks; times in ns.
-
 A typical step of a sharded module as spans: phases with the waits in them, and collectives by communicator.
+
+Arrays: S steps, R ranks, K collectives of a step in the order of launch, T turns, M marks; times in ns.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from scaling.analysis.decompose.detailed import BROADCAST
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS, Key, Sent
 from scaling.analysis.network.channel import ONE, Awaited, Channel
 from scaling.analysis.network.replay import Program
-from scaling.analysis.network.shared_link import Members, Served, SharedLink
+from scaling.analysis.network.shared_link import Members, Served, SharedLink, over_groups
 from scaling.analysis.results import Span
 from scaling.analysis.statistics.rounds import Floats
 from scaling.settings.parallel import Mesh
@@ -49,10 +47,8 @@ class UnitStamps:
     members: tuple[Members, ...]
     channel: Channel
     """How the back end serves them."""
-    released: Floats
-    """The latest launch of a collective's ranks; of one that follows its data, of those that the rank waited for."""
     finished: Floats
-    """Their latest end; there, the rank's own."""
+    """The latest end of a collective's ranks; of one that follows its data, the rank's own."""
     follows: Mapping[int, Awaited]
     """The collectives that follow their data."""
     begun: Floats
@@ -122,11 +118,9 @@ def _stamps(
         if int(first["kind"][k]) == BROADCAST and len(groups) == 1:
             follows[k] = served.channel(()).awaited(launch[:, :, k], done[:, :, k])
             released[:, :, k] = follows[k].latest(launch[:, :, k])
-            continue
-        for group in groups:
-            ranks = list(group)
-            released[:, ranks, k] = handed[:, ranks, k].max(axis=1, keepdims=True)
-            finished[:, ranks, k] = done[:, ranks, k].max(axis=1, keepdims=True)
+        else:
+            released[:, :, k] = over_groups(handed[:, :, k], groups, np.max)
+            finished[:, :, k] = over_groups(done[:, :, k], groups, np.max)
     finished = np.maximum(finished, released)
     begun, transfer = np.empty_like(launch), np.empty_like(launch)
     shared: dict[tuple[object, ...], list[int]] = {}
@@ -139,23 +133,24 @@ def _stamps(
         at = over.begun(released[:, ranks[0]], finished[:, ranks[0]])
         moved = over.shares(at, finished[:, ranks[0]]).transfer
         begun[:, ranks], transfer[:, ranks] = at[:, None], moved[:, None]
-    if over.fifo:
-        _at_the_pace_of_the_fullest(transfer, members, follows)
+    # On accelerators a group moves data at the pace of its rank that shares its wire with most others. The others of
+    # the group, whose wires are theirs alone, would take that pace for a longer transfer.
+    for k, groups in enumerate(members if over.fifo else ()):
+        if k not in follows:
+            transfer[:, :, k] = over_groups(transfer[:, :, k], groups, np.min)
     transfer, together = served.beside.shares(begun, finished, members, transfer)
+    calls = first.select("kind", "phase", "unit", "bytes").iter_rows()
     sent = tuple(
         Sent(
-            kind=KINDS[int(kind)],
-            phase=PHASES[int(phase)],
-            unit=int(unit),
-            bytes=int(size),
+            kind=KINDS[kind],
+            phase=PHASES[phase],
+            unit=unit,
+            bytes=size,
             ranks=len(groups[0]),
             axis=mesh.axis_of(groups[0]),
         )
-        for kind, phase, unit, size, groups in zip(
-            first["kind"], first["phase"], first["unit"], first["bytes"], members, strict=True
-        )
+        for (kind, phase, unit, size), groups in zip(calls, members, strict=True)
     )
-    waited = steps.select(WAITS).to_series()
     return UnitStamps(
         launch=launch,
         done=done,
@@ -164,30 +159,15 @@ def _stamps(
         sent=sent,
         members=tuple(members),
         channel=over,
-        released=released,
         finished=finished,
         follows=follows,
         begun=begun,
         transfer=transfer,
         together=together,
         beside=served.beside,
-        waited=waited.to_numpy().astype(float).reshape(count, n),
+        waited=grid(steps.select(waited=WAITS), "waited", (count, n)),
         steps={name: grid(steps, name, (count, n)) for name in _OF_STEPS},
     )
-
-
-def _at_the_pace_of_the_fullest(
-    transfer: Floats, members: Sequence[Members], follows: Mapping[int, Awaited]
-) -> None:
-    """Give the ranks of a group the least that one of them saw, S x R x K, in place.
-
-    On accelerators a group moves data at the pace of its rank that shares its wire with most others. The others of
-    the group, whose wires are theirs alone, would take that pace for a longer transfer.
-    """
-    for k, groups in enumerate(members):
-        for group in groups if k not in follows else ():
-            ranks = list(group)
-            transfer[:, ranks, k] = transfer[:, ranks, k].min(axis=1, keepdims=True)
 
 
 def exposed(stamps: UnitStamps) -> tuple[Floats, Floats]:

@@ -44,7 +44,6 @@ _GROUP = re.compile(r"rank \d+ nranks (\d{1,7})\b(.* - Init START)?", re.IGNOREC
 _VIA = re.compile(
     r"(?:Channel|Ring|Coll(?:Net)?) \d+(?:/\d+)? : \d+.*? (?:\[(send|receive)\] )?via (\S.*?)(?:\s{2}|$)"
 )
-_NVLS = re.compile(r"NVLS comm 0x")
 _CHOICE = re.compile(r"(\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
 _CARD = re.compile(r"NET/[A-Za-z][\w ]*/(\d{1,4})")
 _CARDS = re.compile(r"NET/IB : Using (.*)")
@@ -164,7 +163,7 @@ class NcclLines:
         elif group := _GROUP.search(text):
             self.ranks = max(self.ranks, int(group[1]))
             return int(group[1]) if group[2] and int(group[1]) > 1 else world_size
-        elif _NVLS.match(text):
+        elif text.startswith("NVLS comm 0x"):
             self.in_network.setdefault(world_size, set()).add(NVLS)
         elif choice := _CHOICE.match(text):
             size, key = int(choice[2]), (choice[1], choice[3], choice[4])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.network.channel import ONE, Awaited, Channel, Flow
-from scaling.analysis.network.shared_link import APART, Members, SharedLink
+from scaling.analysis.network.shared_link import APART, Members, SharedLink, over_groups
 from scaling.analysis.statistics.rounds import Floats
 
 
@@ -192,16 +192,18 @@ class Program:
         for place, mark in enumerate(self.marks):
             k, since = mark.collective, resumed
             if not mark.waits and k in self.behind:
-                since = _latest(flow.end(self.behind[k]), self.members[self.behind[k]])
+                since = over_groups(flow.end(self.behind[k]), self.members[self.behind[k]], np.max)
             at = since + self.own_ns[:, :, place]
             if not mark.waits:
                 awaited = self.follows.get(k)
-                released = awaited.latest(at) if awaited else _latest(at, self.members[k])
+                released = awaited.latest(at) if awaited else over_groups(at, self.members[k], np.max)
                 flow.launch(
                     k, released, self.beside.slowed(released, self.transfer[:, :, k], self.members[k])
                 )
                 continue
-            done = flow.end(k) if k in self.follows else _latest(flow.end(k), self.members[k])
+            done = flow.end(k)
+            if k not in self.follows:
+                done = over_groups(done, self.members[k], np.max)
             resumed = np.maximum(np.maximum(at, done) + self.lag[:, :, k], at)
         return resumed
 
@@ -275,12 +277,3 @@ class Program:
         waits = [place for place, mark in enumerate(self.marks) if mark.waits]
         result: Floats = self.own_ns[:, :, waits].sum(axis=2)
         return result
-
-
-def _latest(at: Floats, members: Members) -> Floats:
-    """The times of the last member of each rank's communicator, S x R."""
-    latest: Floats = at.copy()
-    for group in members:
-        ranks = list(group)
-        latest[:, ranks] = at[:, ranks].max(axis=1, keepdims=True)
-    return latest

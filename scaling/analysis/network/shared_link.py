@@ -62,6 +62,15 @@ Members = tuple[Group, ...]
 """Groups of ranks that take part in a collective together; each rank is in one of them."""
 
 
+def over_groups(values: Floats, members: Members, extreme: Callable[..., Floats]) -> Floats:
+    """S x R: the extreme (np.max or np.min) of `values`, S x R, over the ranks of each rank's group."""
+    extremes: Floats = values.copy()
+    for group in members:
+        ranks = list(group)
+        extremes[:, ranks] = extreme(values[:, ranks], axis=1, keepdims=True)
+    return extremes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLink:
     """The hosts of ranks, where whatever leaves a host goes over one link."""
