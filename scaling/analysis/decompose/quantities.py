@@ -180,7 +180,7 @@ class TrialRecords:
     programs: Mapping[Key, Program] = field(default_factory=dict)
     """Sharded: the steps of each round's detailed block."""
     turns: Mapping[Key, Any] = field(default_factory=dict)
-    """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_stamps.Turns)."""
+    """Sharded: the units' turns over a mesh of one rank, by round (decompose.sharded.Turns)."""
     light: Light | None = None
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
     named: Mapping[str, Light] = field(default_factory=dict)

@@ -8,7 +8,7 @@ Choose the ranks of a step that are drawn where a figure has no room for all: ex
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import BlockStamps, detailed_blocks, merge
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS
+from scaling.analysis.decompose.sharded import UnitStamps, exposed, has_units, unit_blocks
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.decompose.unit_stamps import has_units, spans_of, typical_step, unit_blocks
 from scaling.analysis.network.channel import channels
 from scaling.analysis.network.shared_link import served
 from scaling.analysis.quality import contention
@@ -75,7 +75,7 @@ def timelines(run: RunRecords) -> tuple[Timeline, ...]:
         if has_units(buckets):
             mesh = plan.spec.parallel.mesh(n)
             units = unit_blocks(in_memory(steps), buckets, mesh, served(within, plan))
-            spans = typical_step([stamps for _, stamps, _ in units], ranks) if units else ()
+            spans = _typical_step([stamps for _, stamps, _ in units], ranks) if units else ()
             per_size += [Timeline(world_size=n, spans=spans, drawn=some)] if spans else []
             continue
         lengths = in_memory(
@@ -122,7 +122,7 @@ def _spans(stamps: BlockStamps, mean: Any, ranks: Sequence[int]) -> tuple[Span, 
     broadcasts = (stamps.buffer_begin, merged.buffer_skew, stamps.buffer_end)
     drawn_spans: list[Span] = []
     for rank in ranks:
-        spans, add = spans_of(rank, origin)
+        spans, add = _spans_of(rank, origin)
         begin = stamps.begin[step, rank]
         forward = begin + stamps.input[step, rank]
         backward = stamps.sync_end[step, rank] - stamps.backward[step, rank]
@@ -161,6 +161,56 @@ def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             merged.append((low, high))
     return merged
+
+
+def _typical_step(blocks: Sequence[UnitStamps], ranks: Sequence[int]) -> tuple[Span, ...]:
+    """The step whose length is nearest to the mean of all; of some ranks."""
+    lengths = [(b.steps["end_ns"] - b.steps["begin_ns"]).mean(axis=1) for b in blocks]
+    mean = np.concatenate(lengths).mean()
+    block = min(range(len(blocks)), key=lambda i: np.abs(lengths[i] - mean).min())
+    step = int(np.abs(lengths[block] - mean).argmin())
+    return tuple(s for rank in ranks for s in _unit_spans(blocks[block], step, rank))
+
+
+def _spans_of(rank: int, origin_ns: float) -> tuple[list[Span], Callable[..., None]]:
+    """The spans of a rank, and what adds one: (lane, name, begin ns, end ns, bytes), unless it is empty."""
+    spans: list[Span] = []
+
+    def add(lane: str, name: str, low: float, high: float, size: int | None = None) -> None:
+        if high > low:
+            begin, end = (round((value - origin_ns) / 1e6, 4) for value in (low, high))
+            spans.append(Span(rank=rank, lane=lane, name=name, begin_ms=begin, end_ms=end, bytes=size))
+
+    return spans, add
+
+
+def _unit_spans(stamps: UnitStamps, step: int, rank: int) -> list[Span]:
+    origin = stamps.steps["begin_ns"][step].min()
+    at = {name: values[step, rank] for name, values in stamps.steps.items()}
+    forward, backward = at["begin_ns"] + at["input_ns"], at["sync_end_ns"] - at["backward_ns"]
+    optimized = at["sync_end_ns"] + at["optimizer_ns"]
+    spans, add = _spans_of(rank, origin)
+    add("compute", "input", at["begin_ns"], forward)
+    moved, skew = (values[step, rank] for values in exposed(stamps))
+    waits = sorted(
+        (stamps.wait[step, rank, k], k) for k in range(len(stamps.sent)) if stamps.wait[step, rank, k] > 0
+    )
+    for name, low, high in (("forward", forward, backward), ("backward", backward, at["sync_end_ns"])):
+        going = low
+        for begin, k in waits:
+            if not low <= begin < high or moved[k] + skew[k] <= 0:
+                continue
+            add("compute", name, going, begin)
+            add("compute", "exposed_skew", max(going, begin), begin + skew[k])
+            add("compute", "exposed_transfer", begin + skew[k], begin + skew[k] + moved[k])
+            going = max(going, begin + skew[k] + moved[k])
+        add("compute", name, going, high)
+    add("compute", "optimizer", at["sync_end_ns"], optimized)
+    add("compute", "host", optimized, at["end_ns"])
+    for k, call in enumerate(stamps.sent):
+        begin, end = stamps.launch[step, rank, k], stamps.done[step, rank, k]
+        add(call.axis, f"{call.kind} of unit {call.unit}, {call.phase}", begin, end, call.bytes)
+    return spans
 
 
 KEYS = ("launch", "round", "begin_ns", "arm")

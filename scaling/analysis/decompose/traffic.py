@@ -9,8 +9,8 @@ import numpy as np
 
 from scaling.analysis.decompose.loss import wait_as_share_of_step
 from scaling.analysis.decompose.quantities import EARLIER, OWN_PHASES, Key, TrialRecords, by_kind
+from scaling.analysis.decompose.sharded import simulated
 from scaling.analysis.decompose.stragglers import LATEST, STEP
-from scaling.analysis.decompose.unit_stamps import simulated
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.results import Bucket, Collective, Comm, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds

@@ -24,9 +24,8 @@ from scaling.analysis.decompose.quantities import (
     Sent,
     TrialRecords,
 )
-from scaling.analysis.decompose.sharded import read_sharded
+from scaling.analysis.decompose.sharded import has_units, read_sharded, turns
 from scaling.analysis.decompose.stragglers import queue_waits, read_light, waits_look_like_compute
-from scaling.analysis.decompose.unit_stamps import has_units, turns
 from scaling.analysis.network.channel import channels
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.network.shared_link import served

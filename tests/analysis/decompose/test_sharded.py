@@ -8,8 +8,7 @@ import pytest
 
 from scaling.analysis.decompose.loss import loss_by_kind
 from scaling.analysis.decompose.quantities import Sent, by_kind
-from scaling.analysis.decompose.sharded import read_sharded
-from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
+from scaling.analysis.decompose.sharded import exposed, has_units, read_sharded, unit_blocks
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.shared_link import Served
 from scaling.analysis.statistics.rounds import Rounds
