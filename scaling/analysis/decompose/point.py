@@ -117,7 +117,7 @@ def point(
         straggler=describe(late, readings.evened, typical, rounds, readings.explained_ns) if late else None,
         overhead=overhead,
         comm=comm(rounds, records, plan, clock_bound_ns, overhead.floor)
-        if n > 1 and (records.bucket_bytes or records.sent or records.beside.bytes > 0)
+        if n > 1 and (records.sent or records.beside.bytes > 0)
         else None,
         memory=memory or PeakMemory(),
         loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),

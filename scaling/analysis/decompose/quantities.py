@@ -80,21 +80,15 @@ ELSEWHERE = pl.col("input_wait_ns") + pl.col("optimizer_wait_ns") + pl.col("host
 WAITS = WAIT + _BUFFERS + ELSEWHERE
 """All that a step waits for communication, by its own stamps."""
 
+_STEP = pl.col("end_ns") - pl.col("begin_ns")
+_BESIDE_HOST = ("input_ns", "forward_ns", "backward_ns", "optimizer_ns", "host_wait_ns")
 DURATIONS = [
-    (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
+    _STEP.alias("step"),
     (pl.col("input_ns") - pl.col("input_wait_ns")).alias("input"),
     (pl.col("forward_ns") - _BUFFERS).alias("forward"),
     (pl.col("backward_ns") - WAIT).alias("compute"),
     (pl.col("optimizer_ns") - pl.col("optimizer_wait_ns")).alias("optimizer"),
-    (
-        pl.col("end_ns")
-        - pl.col("begin_ns")
-        - pl.col("input_ns")
-        - pl.col("forward_ns")
-        - pl.col("backward_ns")
-        - pl.col("optimizer_ns")
-        - pl.col("host_wait_ns")
-    ).alias("host"),
+    (_STEP - pl.sum_horizontal(_BESIDE_HOST, ignore_nulls=False)).alias("host"),
     WAITS.alias("exposed"),
     pl.col("earlier_wait_ns").alias(EARLIER),
 ]
