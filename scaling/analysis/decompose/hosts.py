@@ -140,7 +140,7 @@ def _rounds(frames: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
         each = {at: part for (at,), part in frame.partition_by("place", as_dict=True).items()}
         for at, part in {**each, "median": median}.items():
             aligned = index.join(part, on=_ROUND, how="left", maintain_order="left")["value"]
-            values[f"{name}.{at}"] = aligned.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+            values[f"{name}.{at}"] = aligned.cast(pl.Float64).to_numpy()
         # Launches may have used other hosts: compare each host with the median of its own rounds.
         for at in each:
             theirs = np.isfinite(values[f"{name}.{at}"])
@@ -166,15 +166,13 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
     rows = in_memory(tables.steps.filter(chosen).group_by("launch", "round", "rank").agg(took=took))
     if rows.is_empty():
         return None
-    index = rows.select("launch", "round").unique().sort("launch", "round").with_row_index("at")
-    rows = rows.join(index, on=["launch", "round"])
-    numbers, column = np.unique(rows["rank"].to_numpy(), return_inverse=True)
-    steps_ns = np.full((index.height, len(numbers)), np.nan)
-    steps_ns[rows["at"].to_numpy(), column] = rows["took"].to_numpy()
+    wide = rows.sort("rank").pivot(on="rank", index=_ROUND, values="took").sort(_ROUND)
+    numbers = [int(name) for name in wide.columns[len(_ROUND) :]]
+    steps_ns = np.ascontiguousarray(wide.drop(_ROUND).to_numpy())
     median_ns = np.nanmedian(steps_ns, axis=1)
     ratios = np.nanmean(steps_ns / median_ns[:, None], axis=0)
     steps_ms = np.nanmean(steps_ns, axis=0) * MS
-    rounds, bar = Rounds({}, index["launch"].to_numpy(), seed=plan.spec.seed), 1 + max(floor, FLOOR)
+    rounds, bar = Rounds({}, wide["launch"].to_numpy(), seed=plan.spec.seed), 1 + max(floor, FLOOR)
 
     def own_step(at: int) -> OwnStep | None:
         """That of the rank in column `at`."""
@@ -185,7 +183,7 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
         sure = here.ratio(over, level=level_of_each(len(numbers)))
         if step_ms is None or ratio is None or sure is None:
             return None
-        return OwnStep(rank=int(numbers[at]), step_ms=step_ms, ratio=ratio, slow=sure.surely_above(bar))
+        return OwnStep(rank=numbers[at], step_ms=step_ms, ratio=ratio, slow=sure.surely_above(bar))
 
     slower = [own_step(int(at)) for at in np.flatnonzero(ratios > bar)]
     least, p5, middle, p95, most = np.percentile(steps_ms, [0, 5, 50, 95, 100]).tolist()
@@ -197,7 +195,7 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
         p95_ms=p95,
         most_ms=most,
         slow=sum(step is not None and step.slow for step in slower),
-        hosts=_hosts(tables.ranks, numbers.tolist(), own_step, ratios),
+        hosts=_hosts(tables.ranks, numbers, own_step, ratios),
     )
 
 

@@ -52,6 +52,9 @@ NOT_THE_LOOP = (BESIDE_SAVE, BASELINE)
 ROUNDS_LEFT = 3
 """No step is left out where an arm would have fewer rounds."""
 
+_Noted = tuple[RankFile, PauseRecord]
+"""A record, and the rank's file that it is from."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Event:
@@ -65,7 +68,7 @@ class _Event:
     """Whether it lies between two steps on the rank that it comes from."""
     ranks: frozenset[int]
     """Those it comes from; the others wait for them."""
-    records: tuple[tuple[int, PauseRecord], ...]
+    records: tuple[_Noted, ...]
     count: int
 
 
@@ -108,18 +111,19 @@ def beside(tables: Tables, plan: Plan) -> tuple[tuple[Pause, ...], tuple[Stall, 
                 wall_share=min(1.0, seconds / wall_s) if wall_s else 0.0,
             )
         )
-    by_rank: dict[int, list[float]] = {}
-    for rank, record in (saves := _saves(tables)):
-        by_rank.setdefault(rank, []).append(record.more_ns / 1e9)
+    by_rank: dict[int, list[_Noted]] = {}
+    for save in _saves(tables):
+        by_rank.setdefault(save[0].rank, []).append(save)
     if by_rank:
-        longest = max(by_rank.values(), key=sum)
+        saved_s = {rank: sum(r.more_ns / 1e9 for _, r in saves) for rank, saves in by_rank.items()}
+        rank = max(saved_s, key=lambda rank: saved_s[rank])
         pauses.append(
             Pause(
                 kind=BESIDE_SAVE,
-                count=len(longest),
-                seconds=Measured(sum(longest), n=len(longest)),
+                count=len(by_rank[rank]),
+                seconds=Measured(saved_s[rank], n=len(by_rank[rank])),
                 where="beside steps",
-                steps_beside=_slowed(tables, [(r, record) for r, record in saves if by_rank[r] is longest]),
+                steps_beside=_slowed(tables, by_rank[rank]),
             )
         )
     pauses.sort(key=lambda pause: -pause.seconds.value)
@@ -148,12 +152,9 @@ def disturbed(tables: Tables, plan: Plan) -> pl.DataFrame:
 def _groups(tables: Tables, plan: Plan) -> Iterator[_Group]:
     """Known events by kind, and grids of all, launch by launch."""
     ran = steps_by_launch(tables, plan)
-    by_launch: dict[int, list[RankFile]] = {}
-    for rank in tables.ranks:
-        by_launch.setdefault(rank.launch, []).append(rank)
-    for launch, files in sorted(by_launch.items()):
+    for launch in sorted({file.launch for file in tables.ranks}):
         by_kind: dict[str, list[_Event]] = {}
-        for event in _events(files):
+        for event in _events([file for file in tables.ranks if file.launch == launch]):
             by_kind.setdefault(event.kind, []).append(event)
         for kind, events in by_kind.items():
             yield from _of_kind(kind, events, ran.get(launch, 0))
@@ -220,12 +221,12 @@ def _grid(events: Sequence[_Event], gone: set[int], steps: int) -> tuple[int, li
 
 def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
     """What the ranks of one launch record, put together step by step."""
-    records = [(f.rank, record) for f in files for record in f.pauses if record.kind not in NOT_THE_LOOP]
-    records.sort(key=lambda pair: (pair[1].step, pair[0]))
+    records = [(f, record) for f in files for record in f.pauses if record.kind not in NOT_THE_LOOP]
+    records.sort(key=lambda pair: (pair[1].step, pair[0].rank))
     for noted in _in_a_row(records):
         kinds = {record.kind for _, record in noted if record.kind} or {""}
         for kind in sorted(kinds):
-            of_kind = [(rank, record) for rank, record in noted if record.kind == kind]
+            of_kind = [(file.rank, record) for file, record in noted if record.kind == kind]
             by_rank, counts = Counter[int](), Counter[int]()
             for rank, record in of_kind:
                 by_rank[rank] += record.more_ns
@@ -243,9 +244,9 @@ def _events(files: Sequence[RankFile]) -> Iterator[_Event]:
             )
 
 
-def _in_a_row(records: Sequence[tuple[int, PauseRecord]]) -> Iterator[list[tuple[int, PauseRecord]]]:
+def _in_a_row(records: Sequence[_Noted]) -> Iterator[list[_Noted]]:
     """Records of one step and the next one."""
-    some: list[tuple[int, PauseRecord]] = []
+    some: list[_Noted] = []
     for pair in records:
         if some and pair[1].step > some[0][1].step + 1:
             yield some
@@ -280,18 +281,15 @@ def _where(events: Sequence[_Event], world_size: int) -> str:
     return f"{where}, on rank {min(ranks)}" if len(ranks) == 1 < world_size else where
 
 
-def _saves(tables: Tables) -> list[tuple[int, PauseRecord]]:
-    return [(rank.rank, r) for rank in tables.ranks for r in rank.pauses if r.kind == BESIDE_SAVE]
+def _saves(tables: Tables) -> list[_Noted]:
+    return [(file, r) for file in tables.ranks for r in file.pauses if r.kind == BESIDE_SAVE]
 
 
-def _overlapping(tables: Tables, records: Iterable[tuple[int, PauseRecord]]) -> pl.DataFrame:
+def _overlapping(tables: Tables, records: Iterable[_Noted]) -> pl.DataFrame:
     """(launch, block) of the blocks in which a rank recorded something, by its own host's clock."""
-    wanted = {id(record) for _, record in records}
     windows = [
         (file.launch, file.rank, record.time_ns - record.more_ns // record.count, record.time_ns)
-        for file in tables.ranks
-        for record in file.pauses
-        if id(record) in wanted
+        for file, record in records
     ]
     names = dict.fromkeys(("of_launch", "of_rank", "first", "last"), pl.Int64)
     loop = tables.blocks.filter(pl.col("round") >= 0)  # the others are a baseline's
@@ -306,7 +304,7 @@ def _overlapping(tables: Tables, records: Iterable[tuple[int, PauseRecord]]) -> 
     return hit.select("launch", "block").unique()
 
 
-def _slowed(tables: Tables, saves: Sequence[tuple[int, PauseRecord]]) -> Measured | None:
+def _slowed(tables: Tables, saves: Sequence[_Noted]) -> Measured | None:
     """A step that begins beside a save over plain steps in blocks without one; None where either are too few.
 
     Every step beside a save is counted, recorded or not: a save slows the steps behind its begin most, and those are in

@@ -300,7 +300,7 @@ class TrialRecords:
         aligned = (self.index if rounds is None else rounds).join(
             means, on=["launch", "round"], how="left", maintain_order="left"
         )
-        return {name: aligned[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in COLUMNS}
+        return {name: aligned[name].cast(pl.Float64).to_numpy() for name in COLUMNS}
 
     def _blocks(self, **having: Any) -> pl.DataFrame:
         """The rows of `ranks` with these values; None: with any."""
@@ -348,6 +348,6 @@ class TrialRecords:
         grids = {}
         for name in ("step", *PHASES):
             values = np.full((self.index.height, n), np.nan)
-            values[at, rank] = means[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+            values[at, rank] = means[name].cast(pl.Float64).to_numpy()
             grids[name] = values
         return grids

@@ -237,9 +237,7 @@ def sweep_rounds(times: pl.DataFrame, seed: int) -> Sweep | None:
         return None
     wide = times.pivot(on="bytes", index=["launch", "round"], values="time_ns").sort("launch", "round")
     sizes = tuple(sorted(int(name) for name in wide.columns if name.isdigit()))
-    values = {
-        str(size): wide[str(size)].cast(pl.Float64).fill_null(float("nan")).to_numpy() for size in sizes
-    }
+    values = {str(size): wide[str(size)].cast(pl.Float64).to_numpy() for size in sizes}
     return Rounds(values, wide["launch"].to_numpy(), seed=seed), sizes
 
 
