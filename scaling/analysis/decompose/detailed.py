@@ -297,7 +297,7 @@ def _blocks(
             return np.ascontiguousarray(values.swapaxes(0, 1), dtype=float)
 
         buffer_begin, buffer_end = _broadcasts(part, broadcasts, count, n)
-        served = channel(all_reduces["group"].head(width).to_list())
+        served = channel(all_reduces["group"].head(width).to_list(), ())
         stamps = BlockStamps(
             **{name: grid(part, name) for name in _OF_STEPS},
             **{name: grid(all_reduces, name, width) for name in ("ready", "launch", "done")},

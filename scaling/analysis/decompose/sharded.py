@@ -114,7 +114,7 @@ def _stamps(
     follows: dict[int, Awaited] = {}
     for k, groups in enumerate(members):
         if int(first["kind"][k]) == BROADCAST and len(groups) == 1:
-            follows[k] = served.channel(()).awaited(launch[:, :, k], done[:, :, k])
+            follows[k] = served.channel((), ()).awaited(launch[:, :, k], done[:, :, k])
             released[:, :, k] = follows[k].latest(launch[:, :, k])
         else:
             released[:, :, k] = over_groups(handed[:, :, k], groups, np.max)

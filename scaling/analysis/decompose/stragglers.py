@@ -43,9 +43,6 @@ _VALUES = {
     "end": pl.col("buffer_end_ns"),
 }
 """A step, what it waits behind backward, for buffers and elsewhere; and its last broadcast."""
-_COMPUTED = pl.col("backward_ns") - WAIT
-"""Backward without its waits."""
-_STEPPED = pl.col("optimizer_ns") - pl.col("optimizer_wait_ns")
 
 
 def queue_waits(steps: Frame) -> Frame:
@@ -59,9 +56,10 @@ def queue_waits(steps: Frame) -> Frame:
         longer = computed - computed.min().over("launch", "round", "block", "step")
         return pl.when(pl.col("arm") == PROBE).then(longer).otherwise(0)
 
-    behind = pl.when(pl.col("optimizer_wait_ns") > 0).then(_STEPPED).otherwise(0)
+    stepped = pl.col("optimizer_ns") - pl.col("optimizer_wait_ns")
+    behind = pl.when(pl.col("optimizer_wait_ns") > 0).then(stepped).otherwise(0)
     return steps.with_columns(
-        backward_wait_ns=pl.col("backward_wait_ns") + beyond(_COMPUTED),
+        backward_wait_ns=pl.col("backward_wait_ns") + beyond(pl.col("backward_ns") - WAIT),
         optimizer_wait_ns=pl.col("optimizer_wait_ns") + beyond(behind),
     )
 
@@ -122,23 +120,23 @@ def read_light(steps: Frame, n: int) -> Light | None:
     chosen = (pl.col("arm") == PROBE) & ~pl.col("detailed") & (pl.col("round") >= 0)
     needed = sorted({name for value in _VALUES.values() for name in value.meta.root_names()})
     rows = steps.filter(chosen).select("launch", "round", "block", "step", "rank", *needed, ITS_PART)
-    own_ns: dict[Key, list[Floats]] = {}
-    waited: dict[Key, list[Floats]] = {}
-    alike: dict[Key, list[Floats]] = {}
+    blocks: dict[Key, list[tuple[Floats, Floats, Floats]]] = {}
     for some, _ in few_rounds(rows, rows.clear()):
         for key, grid in grids_of(some, n, _VALUES):
             total = grid["behind"] + grid["buffers"] + grid["inside"]
             late = np.minimum(grid["end"], grid["begin"].max(axis=1, keepdims=True)) - grid["begin"]
             for_data = (grid["behind"], grid["buffers"] - np.maximum(late, 0.0), grid["inside"])
-            own_ns.setdefault(key, []).append(grid["length"] - total)
-            waited.setdefault(key, []).append(total)
-            alike.setdefault(key, []).append(np.sum([wait.min(axis=1) for wait in for_data], axis=0))
-    if not any(each.any() for blocks in waited.values() for each in blocks):
+            least = np.sum([wait.min(axis=1) for wait in for_data], axis=0)
+            blocks.setdefault(key, []).append((grid["length"] - total, total, least))
+    rounds = {
+        key: [np.concatenate(each) for each in zip(*parts, strict=True)] for key, parts in blocks.items()
+    }
+    if not any(total.any() for _, total, _ in rounds.values()):
         return None
     return Light(
-        own_ns={key: np.concatenate(blocks) for key, blocks in own_ns.items()},
-        waited={key: np.concatenate(blocks).mean(axis=0) for key, blocks in waited.items()},
-        alike={key: float(np.concatenate(blocks).mean()) for key, blocks in alike.items()},
+        own_ns={key: own_ns for key, (own_ns, _, _) in rounds.items()},
+        waited={key: total.mean(axis=0) for key, (_, total, _) in rounds.items()},
+        alike={key: float(least.mean()) for key, (_, _, least) in rounds.items()},
     )
 
 
@@ -404,10 +402,8 @@ def most_grown(more: Mapping[str, float], more_named: Mapping[str, float]) -> st
 
 
 def _slow_alone(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> bool | None:
-    mine = records.arm("bare_one", ranks={late.ranks[0]})["step"]
-    others = records.arm("bare_one", ranks=typical)["step"]
-    difference: Floats = mine - others
-    longer = rounds.extend({"alone": difference}).measure("alone")
+    mine, others = (records.arm("bare_one", ranks=ranks)["step"] for ranks in ({late.ranks[0]}, typical))
+    longer = rounds.extend({"alone": mine - others}).measure("alone")
     if longer is None or longer.interval is None:
         return None
     return longer.surely_above(0) and longer.value > late.cost_ns.value / 2

@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,11 +200,11 @@ ONE = Channel()
 """All on one communicator. When its last collective is done does not depend on the back end."""
 
 
-class ChannelOf(Protocol):
-    """How the back end of a plan serves the collectives of a step."""
+ChannelOf = Callable[[Sequence[int], Sequence[int]], Channel]
+"""How the back end of a plan serves the collectives of a step.
 
-    def __call__(self, communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
-        """`communicators`, `kinds`: of each collective, in order; without kinds they are all-reduces."""
+By the communicator and the kind of each collective, in order; without kinds they are all-reduces.
+"""
 
 
 def channels(tables: Tables, plan: Plan) -> ChannelOf:
