@@ -376,11 +376,10 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
         lead = stamps.launch - stamps.enqueue
         values |= {"lead": lead.mean(), "starved": (lead < STARVED_NS).mean()}
     for k in range(stamps.launch.shape[2]):
+        launch, ready = stamps.launch[:, :, k], stamps.ready[:, :, k]
         values[f"bucket.{k}.transfer"] = merged.transfer[:, k].mean()
         values[f"bucket.{k}.shared"] = merged.shared[:, k].mean()
-        values[f"bucket.{k}.skew"] = (
-            stamps.launch[:, :, k].max(axis=1) - stamps.launch[:, :, k].mean(axis=1)
-        ).mean()
-        if stamps.ready[:, :, k].min() > 0:
-            values[f"bucket.{k}.ready"] = (stamps.ready[:, :, k] - begin).mean()
+        values[f"bucket.{k}.skew"] = (launch.max(axis=1) - launch.mean(axis=1)).mean()
+        if ready.min() > 0:
+            values[f"bucket.{k}.ready"] = (ready - begin).mean()
     return {name: float(value) for name, value in values.items()}

@@ -62,9 +62,8 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan) -> tuple[Drift, ..
         columns = changed(here, split)
         if not columns:
             continue
-        (old, new), (before, after) = (
-            levels_of(here[:, some].mean(axis=1), split) for some in ([0], columns)
-        )
+        old, new = levels_of(here[:, 0], split)
+        before, after = levels_of(here[:, columns].mean(axis=1), split)
         ranks, more = [column - 2 for column in columns if column > 1], after - before
         if ranks and (others := sorted({*range(2, 2 + own_ns.shape[1])} - {*columns})):
             apart = levels_of(here[:, columns].mean(axis=1) - here[:, others].mean(axis=1), split)

@@ -45,10 +45,8 @@ def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
     1 where a rank ran the whole batch (strong scaling) or the whole model (weak) alone, and always for own loops and
     verification; else the smallest that was measured, such as where one rank runs out of memory.
     """
-    may_have_baseline = (
-        records.values() if plan.spec.mode != "strong" else [trial for n, trial in records.items() if n == 1]
-    )
-    alone = any(BARE_ONE in trial.arms for trial in may_have_baseline)
+    strong = plan.spec.mode == "strong"
+    alone = any(BARE_ONE in trial.arms for n, trial in records.items() if n == 1 or not strong)
     if alone or plan.kind.followed or plan.variant is not None:
         return 1
     return min((n for n, trial in records.items() if not trial.index.is_empty()), default=1)
@@ -230,9 +228,7 @@ def loss(
     if unexplained is None and not (own_loop and measurable):
         return None
     by_clocks = clocks.taken_out(rounds, terms)
-    terms = (
-        terms | by_clocks
-    )  # not in place: those of `by_clocks` evaluate the terms that they were taken from
+    terms = {**terms, **by_clocks}  # not in place: a new term evaluates the one that it was taken from
     measured |= {name: rounds.measure(term) for name, term in by_clocks.items()}
     measured |= {name: rounds.agreed(terms[name], measured[name]) for name in BETWEEN_ARMS if name in terms}
     return Loss(**measured, unexplained=unexplained)

@@ -225,9 +225,7 @@ class TrialRecords:
             whole = np.isfinite(self.arm(PROBE, detailed=True)["step"]) if self.sampled else None
             return Rounds(values, self.launches, seed=seed, whole=whole)
         unit = units(values[PLAIN], self.launches)
-        baseline = (
-            self.index["round"].to_numpy() < 0
-        )  # its rounds have other arms than the loop, and are apart
+        baseline = self.index["round"].to_numpy() < 0  # rounds apart from the loop's, with other arms
         unit = np.where(baseline, np.arange(len(unit)) + len(unit), unit)
         unit = np.unique(unit, return_inverse=True)[1]
         return Rounds(values, self.launches, seed=seed, unit=unit, part=baseline.astype(np.int64))

@@ -61,10 +61,13 @@ class UnitStamps:
     """S x R: the fields of the steps' rows, by name."""
 
 
+_OF_UNITS = (pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0)
+"""Collectives of units in detailed steps."""
+
+
 def has_units(buckets: pl.LazyFrame) -> bool:
     """Whether some detailed step says where its ranks wait for a collective: a sharded module's, or one with norms."""
-    rows = buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0))
-    return not rows.filter(pl.col("wait_ns") > 0).head(1).collect().is_empty()
+    return not buckets.filter(_OF_UNITS & (pl.col("wait_ns") > 0)).head(1).collect().is_empty()
 
 
 def unit_blocks(
@@ -73,11 +76,7 @@ def unit_blocks(
     """Blocks that all ranks have whole: (launch, round), stamps, and durations of input S x R."""
     n = mesh.size
     steps = step_rows.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(PLACE)
-    rows = (
-        buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0))
-        .sort(*PLACE, "seq")
-        .collect()
-    )
+    rows = buckets.filter(_OF_UNITS).sort(*PLACE, "seq").collect()
     parts = rows.partition_by("launch", "block", as_dict=True)
     blocks = []
     for place, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():

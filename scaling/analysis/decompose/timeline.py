@@ -192,9 +192,7 @@ def _unit_spans(stamps: UnitStamps, step: int, rank: int) -> list[Span]:
     spans, add = _spans_of(rank, origin)
     add("compute", "input", at["begin_ns"], forward)
     moved, skew = (values[step, rank] for values in exposed(stamps))
-    waits = sorted(
-        (stamps.wait[step, rank, k], k) for k in range(len(stamps.sent)) if stamps.wait[step, rank, k] > 0
-    )
+    waits = sorted((begin, k) for k, begin in enumerate(stamps.wait[step, rank]) if begin > 0)
     for name, low, high in (("forward", forward, backward), ("backward", backward, at["sync_end_ns"])):
         going = low
         for begin, k in waits:

@@ -112,10 +112,8 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
         batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
         of_batches = (pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches))
         alone = in_memory(tables.blocks.filter(of_batches).select(facts).unique())
-        rounds, kinds = (
-            pl.concat([blocks.select(facts), alone]),
-            len(set(arms_of(n, plan.content))) + len(batches),
-        )
+        rounds = pl.concat([blocks.select(facts), alone])
+        kinds = len(set(arms_of(n, plan.content))) + len(batches)
     arms_run = rounds.group_by("launch", "round").agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
     full = set(arms_run.filter(pl.col("arms") == kinds)["launch"]) & set(measured)
     most = blocks.group_by("launch").agg(pl.col("ranks").sum()).sort("ranks", "launch")["launch"].tail(1)

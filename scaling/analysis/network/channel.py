@@ -214,8 +214,7 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
     host = {(file.launch, file.rank): file.host for file in tables.ranks}
     across: dict[int, int] = {}
     bounds = [file.clock_bound_ns for file in tables.ranks]
-    measured_bounds = [bound for bound in bounds if bound is not None]
-    bound = max(measured_bounds, default=0) if len(measured_bounds) == len(bounds) else None
+    bound = None if None in bounds else max((ns or 0 for ns in bounds), default=0)
     for file in tables.ranks:
         for key, members in file.groups.items():
             if file.rank == members[0]:  # each group once
@@ -310,9 +309,8 @@ class Flow:
         released, left = self._released[..., places], self._left[..., places]
         pending = left > 0
         ready = pending & self._first(places, pending)
-        now = np.where(np.isinf(self._now), np.where(ready, released, np.inf).min(axis=-1), self._now)[
-            ..., None
-        ]
+        first = np.where(ready, released, np.inf).min(axis=-1)
+        now = np.where(np.isinf(self._now), first, self._now)[..., None]
         moving = ready & (released <= now)
         sharing = np.ones(moving.shape)
         for wire in set(self._wire[places].tolist()):

@@ -220,11 +220,8 @@ def _measurements(fabric: Frame, world_size: int, collective: str) -> pl.DataFra
 
 
 def _by_round(each: pl.DataFrame) -> pl.DataFrame:
-    return (
-        each.group_by("launch", "round", "bytes")
-        .agg(pl.col("time_ns").mean())
-        .sort("launch", "round", "bytes")
-    )
+    place = ("launch", "round", "bytes")
+    return each.group_by(place).agg(pl.col("time_ns").mean()).sort(place)
 
 
 Sweep = tuple[Rounds, tuple[int, ...]]

@@ -170,6 +170,7 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:3]) + ("" if len(names) <= 3 else f" and {len(names) - 3} more hosts")
 
 
+NO_P2P = "NCCL_P2P_DISABLE"
 _SOCKET = "NET/Socket"
 
 
@@ -180,11 +181,7 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
     differences = []
     for group in fabric.nccl.groups:
         at, plain = f"at {group.world_size} ranks", _not_direct(group.receives)
-        if (
-            "SHM" in group.transports
-            and _nvlink(spec, group.world_size)
-            and spec.env.get("NCCL_P2P_DISABLE", "0") == "0"
-        ):
+        if "SHM" in group.transports and _nvlink(spec, group.world_size) and spec.env.get(NO_P2P, "0") == "0":
             differences.append(
                 f"{at} NCCL goes through host memory (SHM) between devices of one host, though "
                 f"topology={spec.topology.name} has NVLink between them: `scaling doctor` lists which devices can "

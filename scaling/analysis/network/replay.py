@@ -197,9 +197,8 @@ class Program:
             if not mark.waits:
                 awaited = self.follows.get(k)
                 released = awaited.latest(at) if awaited else over_groups(at, self.members[k], np.max)
-                flow.launch(
-                    k, released, self.beside.slowed(released, self.transfer[:, :, k], self.members[k])
-                )
+                transfer = self.beside.slowed(released, self.transfer[:, :, k], self.members[k])
+                flow.launch(k, released, transfer)
                 continue
             done = flow.end(k)
             if k not in self.follows:
@@ -234,9 +233,7 @@ class Program:
 
     def of_groups(self, transfer: Floats) -> Floats:
         """1 x R x K: what a group takes alone, from what all groups of each collective take together (K)."""
-        each = np.array(
-            [time / self.beside.many(groups) for time, groups in zip(transfer, self.members, strict=True)]
-        )
+        each = transfer / np.array([self.beside.many(groups) for groups in self.members])
         return np.broadcast_to(each, (1, self.own_ns.shape[1], len(each)))
 
     def at_mean_of(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
