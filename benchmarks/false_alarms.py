@@ -209,7 +209,6 @@ def stamps(alone: np.ndarray, wait: np.ndarray, data: float) -> BlockStamps:
         begin=begin,
         end=begin + step,
         input=shares["input"],
-        forward=shares["forward"],
         backward=shares["compute"] + wait,
         optimizer=shares["optimizer"],
         compute_end=compute_end,

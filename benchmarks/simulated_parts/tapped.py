@@ -156,7 +156,6 @@ class Together:
             begin=nothing,
             end=self.end,
             input=nothing,
-            forward=nothing,
             backward=nothing,
             optimizer=nothing,
             compute_end=self.compute_end,

@@ -35,7 +35,6 @@ class BlockStamps:
     begin: Floats  # S x R, absolute
     end: Floats
     input: Floats  # S x R, durations
-    forward: Floats
     backward: Floats
     optimizer: Floats
     compute_end: Floats  # S x R, absolute
@@ -168,7 +167,7 @@ def merge(stamps: BlockStamps) -> Merged:
 ALL_REDUCE, BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 
 _OF_STEPS = (
-    *("begin", "end", "input", "forward", "backward", "optimizer"),
+    *("begin", "end", "input", "backward", "optimizer"),
     *("compute_end", "sync_end", "earlier_wait", "buffer_wait"),
 )
 STEP_COLUMNS = tuple(f"{name}_ns" for name in (*_OF_STEPS, "buffer_begin", "buffer_end"))

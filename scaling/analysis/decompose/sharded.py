@@ -72,8 +72,8 @@ def has_units(buckets: pl.LazyFrame) -> bool:
 
 def unit_blocks(
     step_rows: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, served: Served
-) -> list[tuple[Key, UnitStamps, Floats]]:
-    """Blocks that all ranks have whole: (launch, round), stamps, and durations of input S x R."""
+) -> list[tuple[Key, UnitStamps]]:
+    """Blocks that all ranks have whole: (launch, round), and stamps."""
     n = mesh.size
     steps = step_rows.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(PLACE)
     rows = buckets.filter(_OF_UNITS).sort(*PLACE, "seq").collect()
@@ -86,10 +86,8 @@ def unit_blocks(
         width, rest = divmod(mine.height, count * n)
         if rest or not width:
             continue
-        shape = (count, n, width)
-        stamps = _stamps(mine, part, shape, served, mesh)
         key = (int(part["launch"][0]), int(part["round"][0]))
-        blocks.append((key, stamps, grid(part, "input_ns", (count, n))))
+        blocks.append((key, _stamps(mine, part, (count, n, width), served, mesh)))
     return blocks
 
 
@@ -204,14 +202,14 @@ def read_sharded(step_rows: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, ser
     merged: dict[str, dict[Key, float]] = {}
     programs: dict[Key, Program] = {}
     sent: tuple[Sent, ...] = ()
-    for key, stamps, inputs in unit_blocks(step_rows, buckets, mesh, served):
+    for key, stamps in unit_blocks(step_rows, buckets, mesh, served):
         sent = stamps.sent
         for name, value in _scalars(stamps).items():
             merged.setdefault(name, {})[key] = value
         if len(stamps.launch) > 1:
             program = _program(stamps)
             durations = {
-                "input": inputs,
+                "input": stamps.steps["input_ns"],
                 "step": stamps.steps["end_ns"] - stamps.steps["begin_ns"],
                 "waited": stamps.waited,
                 "moving": exposed(stamps)[0].sum(axis=2),

@@ -75,7 +75,7 @@ def timelines(run: RunRecords) -> tuple[Timeline, ...]:
         if has_units(buckets):
             mesh = plan.spec.parallel.mesh(n)
             units = unit_blocks(in_memory(steps), buckets, mesh, served(within, plan))
-            spans = _typical_step([stamps for _, stamps, _ in units], ranks) if units else ()
+            spans = _typical_step([stamps for _, stamps in units], ranks) if units else ()
             per_size += [Timeline(world_size=n, spans=spans, drawn=some)] if spans else []
             continue
         lengths = in_memory(

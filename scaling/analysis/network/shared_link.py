@@ -204,7 +204,6 @@ def links(tables: Tables, plan: Plan) -> SharedLink:
     if plan.spec.topology.backend not in HOSTS_OWN:
         return APART
     host = {file.rank: file.host for file in tables.ranks}
-    places = {name: k for k, name in enumerate(dict.fromkeys(host.values()))}
     most = min(max(host, default=-1) + 1, plan.ranks)
     # a rank without records is on a host of its own
-    return SharedLink(hosts=tuple(places[host[rank]] if rank in host else -1 - rank for rank in range(most)))
+    return SharedLink(hosts=tuple(host.get(rank, -1 - rank) for rank in range(most)))
