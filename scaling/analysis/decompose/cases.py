@@ -88,14 +88,12 @@ def _case(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome) -> dict[str,
 
 
 def _inference(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: int) -> InferenceCase:
-    variant = case.variant
-    row = InferenceCase(**_case(rows, n, case, outcome), autocast=variant.autocast, compile=variant.compile)
-    if rows.is_empty():
-        return row
     requests = rows.filter(pl.col("arm") == LATENCY)
     loaded = rows.filter(pl.col("arm") == THROUGHPUT)
-    return dataclasses.replace(
-        row,
+    return InferenceCase(
+        **_case(rows, n, case, outcome),
+        autocast=case.variant.autocast,
+        compile=case.variant.compile,
         latency_ms=_latency(requests, seed),
         samples_per_s=_throughput(requests if loaded.is_empty() else loaded, seed),
         peak_bytes=_peak(rows),
@@ -103,23 +101,16 @@ def _inference(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: i
 
 
 def _training(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: int) -> TrainingCase:
-    variant = case.variant
-    row = TrainingCase(
-        **_case(rows, n, case, outcome),
-        accumulation_steps=variant.accumulation_steps,
-        checkpointing=variant.checkpointing,
-    )
-    steps = rows.filter(pl.col("arm") == TRAINING)
-    if steps.is_empty():
-        return row
     rounds = _by_round(
-        steps,
+        rows.filter(pl.col("arm") == TRAINING),
         seed,
         step=(pl.col("end_ns_step") - pl.col("begin_ns_step")).mean(),
         exposed=(pl.col("sync_end_ns") - pl.col("compute_end_ns")).mean(),
     )
-    return dataclasses.replace(
-        row,
+    return TrainingCase(
+        **_case(rows, n, case, outcome),
+        accumulation_steps=case.variant.accumulation_steps,
+        checkpointing=case.variant.checkpointing,
         step_ms=rounds.ratio("step", scale=MS),
         samples_per_s=rounds.ratio(lambda m: n * case.batch * 1e9 / m["step"]),
         exposed_ms=rounds.measure("exposed", scale=MS) if n > 1 else None,

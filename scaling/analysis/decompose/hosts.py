@@ -136,15 +136,12 @@ def _rounds(frames: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
     index = pl.concat([frame.select(_ROUND) for frame in frames.values()]).unique().sort(_ROUND)
     values = {}
     for name, frame in frames.items():
-        median = frame.group_by(_ROUND).agg(pl.col("value").median())
-        each = {at: part for (at,), part in frame.partition_by("place", as_dict=True).items()}
-        for at, part in {**each, "median": median}.items():
-            aligned = index.join(part, on=_ROUND, how="left", maintain_order="left")["value"]
-            values[f"{name}.{at}"] = aligned.cast(pl.Float64).to_numpy()
-        # Launches may have used other hosts: compare each host with the median of its own rounds.
-        for at in each:
-            theirs = np.isfinite(values[f"{name}.{at}"])
-            values[f"{name}.median.{at}"] = np.where(theirs, values[f"{name}.median"], np.nan)
+        # Launches may have used other hosts: each host is compared with the median of its own rounds.
+        beside = frame.with_columns(median=pl.col("value").median().over(_ROUND))
+        for (at,), part in beside.partition_by("place", as_dict=True).items():
+            aligned = index.join(part, on=_ROUND, how="left", maintain_order="left")
+            values[f"{name}.{at}"] = aligned["value"].cast(pl.Float64).to_numpy()
+            values[f"{name}.median.{at}"] = aligned["median"].cast(pl.Float64).to_numpy()
     return Rounds(values, index["launch"].to_numpy(), seed=seed)
 
 
