@@ -80,17 +80,14 @@ class BlockStamps:
     @property
     def own_ends(self) -> Floats:
         """S x R x M: when a rank has the last bucket of a micro-step."""
-        steps, ranks, buckets = self.done.shape
-        each = self.done.reshape(steps, ranks, self.micro_steps, buckets // self.micro_steps)
-        ends: Floats = each.max(axis=3)
+        ends: Floats = self.done.reshape(*self.done.shape[:2], self.micro_steps, -1).max(axis=3)
         return ends
 
     @property
     def compute_ends(self) -> Floats:
         """S x R x M: when backward's compute ended. An earlier micro-step's ends where its last bucket is launched."""
-        steps, ranks, buckets = self.launch.shape
-        each = self.launch.reshape(steps, ranks, self.micro_steps, buckets // self.micro_steps)
-        return np.concatenate([each.max(axis=3)[:, :, :-1], self.compute_end[:, :, None]], axis=2)
+        launched = self.launch.reshape(*self.launch.shape[:2], self.micro_steps, -1).max(axis=3)
+        return np.concatenate([launched[:, :, :-1], self.compute_end[:, :, None]], axis=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

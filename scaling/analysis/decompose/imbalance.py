@@ -10,8 +10,6 @@ looked for in these steps, so that a rank with more to do is not taken for a slo
 
 Where each rank always has the same number there is no telling whether a late rank is slow or has more to do: b is None.
 
-Read how many tokens each step had on each rank, where an own loop tells, and how the ranks' own times go with them.
-
 Tokens and times are taken less their mean over the ranks of the same step, and then less each rank's mean over the
 round. What all ranks share (drift, a longer batch for everybody) and what a rank always has (a slow machine) is thereby
 left out, and what remains of the times is compared with what remains of the tokens.

@@ -32,11 +32,8 @@ def efficiency(n: int, *, strong: bool, tensor: int = 1, base: int = 1) -> Formu
     Where `tensor` ranks share a batch, it is 1/tensor of one rank's time. Where no rank ran alone (`base` above 1), it
     is the throughput per rank at world size `base`.
     """
-    if strong:
-        return lambda m: m[BASE] / (n * m["plain"])
-    if base > 1:
-        return lambda m: m[BASE] / (tensor * m["plain"])
-    return lambda m: m[BARE_ONE] / (tensor * m["plain"])
+    ideal, divided = BASE if strong or base > 1 else BARE_ONE, n if strong else tensor
+    return lambda m: m[ideal] / (divided * m[PLAIN])
 
 
 def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
@@ -170,7 +167,9 @@ def loss(
     def growth(m: Means, arm: str, base: str, *phases: str, over: int = 1) -> Floats:
         return sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] / over for p in phases), np.zeros(1))
 
-    separate = ("input", "host")
+    def between(arm: str, base: str) -> Formula:
+        """What an arm takes longer than another, but for input and host, as a share of the plain step."""
+        return lambda m: (m[arm] - m[base] - growth(m, arm, base, "input", "host")) / (tensor * m[PLAIN])
 
     def probe(m: Means) -> Floats:
         """Factor from ns of the light probe to shares of its own step, which stand for shares of the plain step."""
@@ -183,12 +182,8 @@ def loss(
         return wait_as_share_of_step(m, m["bucket_enqueue"]) if "bucket_enqueue" in rounds else np.zeros(1)
 
     terms: dict[str, Formula] = {
-        "neighbours": lambda m: (
-            (m[BARE_ALL] - m[BARE_ONE] - growth(m, BARE_ALL, BARE_ONE, *separate)) / (tensor * m[PLAIN])
-        ),
-        "strategy_overhead": lambda m: (
-            (m[DDP_SOLO] - m[BARE_ALL] - growth(m, DDP_SOLO, BARE_ALL, *separate)) / (tensor * m[PLAIN])
-        ),
+        "neighbours": between(BARE_ALL, BARE_ONE),
+        "strategy_overhead": between(DDP_SOLO, BARE_ALL),
         "straggler": stragglers.share,
         "overlap": lambda m: growth(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: growth(m, "typical.probe", BARE_ONE, "input", over=tensor) * probe(m),

@@ -1,17 +1,15 @@
 """Find late ranks by a counterfactual: the step if a rank's own time were its peers'.
 
 Comparing the ranks' phase times is not enough: under DDP every rank's backward waits for the slowest, so wall times
-agree. What differs is the time that each rank does not wait, which steps without details tell. The detailed steps are
-replayed for one thing only: what of a rank's lateness the link hides.
-
-A step without details has the stamps of its phases and of its waits, and none of single collectives, so it is a step as
-it is without any stamps. Steps of synchronous training take equally long on all ranks. What a rank does not wait it
-does by itself, and the rank with the longest time of its own is the one that the others wait for:
+agree. What differs is the time that each rank does not wait. Steps without details tell it: they have the stamps of
+their phases and of their waits, and none of single collectives, so they are as they would be without any stamps. The
+rank with the longest time of its own is the one that the others wait for:
 
     own time = step - waits           lead of some ranks = mean of (largest own time - largest own time of the others)
 
 The lead is what the step would be shorter by if these ranks were as fast as the others, where the link was not what
 everybody waited for. The wait of the rank that waits least is the data's alone, up to where ranks are late by turns.
+The detailed steps are replayed for one thing only: what of a rank's lateness the link hides.
 
 Arrays: S steps, R ranks; times in ns.
 """

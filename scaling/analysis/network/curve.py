@@ -295,8 +295,6 @@ def level(
 
 
 def _host_latency(host: pl.DataFrame, plan: Plan, clock_bound_ns: int) -> Measured | None:
-    if host.is_empty():
-        return None
     rounds = Rounds({"host": host["time_ns"].to_numpy()}, host["launch"].to_numpy(), seed=plan.spec.seed)
     longer = rounds.measure("host", scale=1e-3)
     return longer and longer.widened(clock_bound_ns / 1e3)
