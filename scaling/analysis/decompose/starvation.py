@@ -129,12 +129,15 @@ def _evidence(feed: DataLoading, point: Point) -> tuple[str, ...]:
             f"rank {feed.slowest_rank} spends {feed.slowest_input_ms.value:.3g} ms of a step in input, the others "
             f"{feed.others_input_ms.value:.3g} ms, and then they wait for it"
         )
-    if point.step_ms is not None and feed.wait_share is not None:
-        without = point.step_ms.value * (1 - feed.wait_share.value)
+    share = feed.wait_share
+    if point.step_ms is not None and share is not None:
+        without = point.step_ms.value * (1 - share.value)
         lines.append(
             f"without waiting for input a step would take {without:.3g} of {point.step_ms.value:.3g} ms"
         )
-    if point.efficiency is not None and point.world_size > 1 and _hides(point):
+    grown = point.loss.input if point.loss else None  # over one rank alone
+    hidden = grown is not None and share is not None and grown.value < share.value / 2
+    if point.efficiency is not None and point.world_size > 1 and hidden:
         lines.append("one rank alone waits for its input too, so the efficiency does not show this")
     if _too_few_cores(feed):
         lines.append(
@@ -142,13 +145,6 @@ def _evidence(feed: DataLoading, point: Point) -> tuple[str, ...]:
             f"a host, and there are {feed.cores}; make samples cheaper (decode or resize them beforehand)"
         )
     return tuple(lines)
-
-
-def _hides(point: Point) -> bool:
-    """Whether input grew over one rank alone by less than half of the wait."""
-    grown = point.loss.input if point.loss else None
-    share = point.loader.wait_share if point.loader else None
-    return grown is not None and share is not None and grown.value < share.value / 2
 
 
 def _too_few_cores(feed: DataLoading) -> bool:
