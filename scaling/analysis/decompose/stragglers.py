@@ -301,10 +301,10 @@ def _costs(records: TrialRecords, ranks: tuple[int, ...]) -> dict[str, Floats]:
     `lead`: by their own times alone. `hidden`: what of that the link hides, since it was busy until then anyway; by
     the replayed detailed steps, and only where there are any.
     """
-    costs = {"lead": records.of_own_times(lambda own_ns: lead(own_ns, ranks))}
-    if records.cycles:
-        costs["hidden"] = records.of_cycles(lambda cycle: _hidden(cycle.replay, ranks) if ranks else 0.0)
-    return costs
+    return {
+        "lead": records.of_own_times(lambda own_ns: lead(own_ns, ranks)),
+        "hidden": records.of_cycles(lambda cycle: _hidden(cycle.replay, ranks) if ranks else 0.0),
+    }
 
 
 def _hidden(replay: Replay | Program, ranks: tuple[int, ...]) -> float:
@@ -340,12 +340,10 @@ def quantities(records: TrialRecords, evened: TrialRecords, typical: set[int]) -
         values[STEP] = records.per_round(
             {k: float((x.mean(axis=0) + records.light.waited[k]).mean()) for k, x in steps}
         )
-    elif records.cycles:
+    else:
         values[STEP] = records.of_cycles(lambda c: float(c.step.mean()))
-    if records.cycles:
-        values[REPLAYED_LATENESS] = records.of_cycles(
-            lambda c: latest(c.replay.computed())
-        ) - evened.of_cycles(lambda c: usual(c.replay.computed()))
+    replayed = records.of_cycles(lambda c: latest(c.replay.computed()))
+    values[REPLAYED_LATENESS] = replayed - evened.of_cycles(lambda c: usual(c.replay.computed()))
     return values
 
 
