@@ -161,8 +161,6 @@ def loss(
     `has_details`: whether details tell what the link takes; else `communication` is what all ranks wait alike. It also
     stands for a link whose fit does not tell latency from bandwidth.
     """
-    if n == 1:
-        return None
 
     def growth(m: Means, arm: str, base: str, *phases: str, over: int = 1) -> Floats:
         return sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] / over for p in phases), np.zeros(1))

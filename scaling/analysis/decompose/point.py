@@ -66,7 +66,7 @@ def point(
     overhead = _overhead(rounds)
     rounds = rounds.extend(_merged_values(records, readings, plan)).extend(sweep)
     rounds = rounds.extend(clocks.quantities(records, typical))
-    strong = spec.mode == "strong"
+    strong, over_one = spec.mode == "strong", n > 1 and base_world_size == 1
     if base is not None:
         whole = base.arm(BARE_ONE if base_world_size == 1 else PLAIN, rounds=records.index)["step"]
         devices = base_world_size if strong else spec.parallel.mesh(base_world_size).tensor
@@ -105,11 +105,9 @@ def point(
             own_loop=plan.kind.followed,
             has_details=bool(records.cycles),
         )
-        if base_world_size == 1
+        if over_one
         else None,
-        loss_by_kind=loss_by_kind(rounds, records.sent, link)
-        if base_world_size == 1 and n > 1 and records.cycles
-        else (),
+        loss_by_kind=loss_by_kind(rounds, records.sent, link) if over_one and records.cycles else (),
         parallel=Degrees(strategy=spec.parallel.name, **asdict(mesh)),
         tokens=imbalance.balance(records, rounds),
         phases=readings.phases,
