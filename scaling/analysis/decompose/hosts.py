@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from scaling.analysis.results import HostSpeed
-from scaling.analysis.results.machine import HostSteps, OwnStep, RankSpread
+from scaling.analysis.results import HostSpeed, HostSteps, OwnStep, RankSpread
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, level_of_each
 from scaling.records.decode import RankFile
 from scaling.records.tables import Tables, in_memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from scaling.analysis.decompose.sharded import simulated
 from scaling.analysis.decompose.stragglers import LATEST, STEP
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.results import Bucket, Collective, Comm, Measured
-from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.analysis.statistics.rounds import MS, Floats, Formula, Means, Rounds
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import DDP_SOLO, PROBE
 
@@ -35,7 +35,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
     # The baseline of an own loop replays each bucket once, however often and in whatever size the loop sends it.
     again = total / sum(records.replayed) if records.replayed else 1.0
 
-    def rate(formula: Callable[[Means], Floats]) -> Measured | None:
+    def rate(formula: Formula) -> Measured | None:
         """A bandwidth over the link's busy time, which the clocks' error makes uncertain."""
         bandwidth = rounds.ratio(formula)
         off = clock_bound_ns / busy.value if busy else 0.0
