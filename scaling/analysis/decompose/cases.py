@@ -162,6 +162,10 @@ def _case_of(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
     return (row.batch, *row.setting.values())
 
 
+def _without_batch(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
+    return (row.world_size, *row.setting.values())
+
+
 def _efficiency(row: InferenceCase | TrainingCase, alone: Measured | None) -> Measured | None:
     if row.samples_per_s is None or alone is None:
         return None
@@ -172,7 +176,7 @@ def _kneed(rows: list[Row]) -> tuple[Row, ...]:
     """The rows with the knee of every setting marked, where several batches were measured."""
     settings: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        settings.setdefault((row.world_size, *row.setting.values()), []).append(row)
+        settings.setdefault(_without_batch(row), []).append(row)
     knees = {id(knee) for group in settings.values() if (knee := _knee(group)) is not None}
     return tuple(dataclasses.replace(row, knee=True) if id(row) in knees else row for row in rows)
 

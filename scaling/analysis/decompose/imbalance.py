@@ -252,7 +252,8 @@ def share(m: Means) -> Floats:
     Resampled rounds have another time a token than the one that was taken; the cost is taken in proportion.
     """
     per_token = _slope(m)
-    return m[EVENED] / m[STEP] * per_token / per_token[0]
+    result: Floats = m[EVENED] / m[STEP] * per_token / per_token[0]
+    return result
 
 
 def balance(records: TrialRecords, rounds: Rounds) -> TokenBalance | None:

@@ -82,7 +82,8 @@ class Awaited:
     def latest(self, times: Floats) -> Floats:
         """S x R: the latest of `times` over the ranks that each one waits for, and of its own."""
         so_far = np.maximum.accumulate(np.take_along_axis(times, self.order, axis=1), axis=1)
-        return np.maximum(np.take_along_axis(so_far, self.count - 1, axis=1), times)
+        latest: Floats = np.maximum(np.take_along_axis(so_far, self.count - 1, axis=1), times)
+        return latest
 
     def waited(self, begin: Floats, end: Floats) -> Floats:
         """S x R: how long of [begin, end] a rank waited for others to come; the rest of it is transfer."""

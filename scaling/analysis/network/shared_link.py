@@ -54,7 +54,8 @@ def covered(begin: Floats, end: Floats, low: Floats, high: Floats, worth: Worth 
     so_far = np.concatenate([np.zeros((len(at), 1)), np.cumsum(worths, axis=1)], axis=1)
     until = np.empty_like(at)
     np.put_along_axis(until, order, so_far, axis=1)
-    return until[:, 2 * many + asked :] - until[:, 2 * many : 2 * many + asked]
+    result: Floats = until[:, 2 * many + asked :] - until[:, 2 * many : 2 * many + asked]
+    return result
 
 
 Group = tuple[int, ...]
