@@ -46,9 +46,9 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     every = {launch: 2 ** generation(slot) for launch, slot in last.iter_rows()}
     spacing = pl.col("launch").replace_strict(every, return_dtype=pl.Int64) if every else pl.lit(1)
     kept = together.filter((pl.col("round") < 0) | (pl.col("round") % spacing == 0)).select(keys).unique()
-    ragged = tables.steps.join(together.select(keys).lazy(), on=keys, how="anti")
+    ragged = tables.steps.lazy().join(together.select(keys).lazy(), on=keys, how="anti")
     return tables.having(
-        {name: getattr(tables, name).join(kept.lazy(), on=keys, how="semi") for name in PUBLISHED},
+        {name: getattr(tables, name).lazy().join(kept.lazy(), on=keys, how="semi") for name in PUBLISHED},
         dropped_samples=tables.dropped_samples + in_memory(ragged.select(pl.len())).item(),
     )
 

@@ -69,7 +69,7 @@ def timelines(run: RunRecords) -> tuple[Timeline, ...]:
         within = run.within(n)
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
         steps = within.steps.filter(here & (pl.col("arm") == PROBE))
-        buckets = within.buckets.filter(here)
+        buckets = within.buckets.lazy().filter(here)
         some = _drawn(steps.filter(pl.col("detailed")), within, plan, n)
         ranks = some.ranks if some else range(n)
         if has_units(buckets):

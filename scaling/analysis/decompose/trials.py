@@ -144,7 +144,7 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     counted = (pl.col("arm") == PLAIN) | (pl.col("round") < 0)  # below 0: a baseline of an own loop
     rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
     index = rounds.sort("launch", "round")
-    buckets = tables.buckets.filter(first & ~pl.col("kind").is_in(_MESSAGES))
+    buckets = tables.buckets.lazy().filter(first & ~pl.col("kind").is_in(_MESSAGES))
     by_strategy: dict[str, Any]
     if has_units(buckets):
         stamped = in_memory(steps)
