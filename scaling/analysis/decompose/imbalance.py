@@ -181,11 +181,12 @@ class Effect:
         tokens = records.tokens
         assert tokens is not None
         slope = self.per_token_ns.value if per_token_ns is None else per_token_ns
-        cycles, light = tuple(_evened(cycle, tokens, slope) for cycle in records.cycles), records.light
-        if light is not None:
-            own_ns = {key: ns - _more(ns, tokens.light.get(key), slope) for key, ns in light.own_ns.items()}
-            light = replace(light, own_ns=own_ns)
-        return replace(records, cycles=cycles, light=light)
+        return replace(
+            records,
+            cycles=tuple(_evened(cycle, tokens, slope) for cycle in records.cycles),
+            light=records.light
+            and records.light.changed(lambda key, ns: ns - _more(ns, tokens.light.get(key), slope)),
+        )
 
     def explained_ns(self, records: TrialRecords, rank: int, typical: Collection[int]) -> dict[str, float]:
         """By phase: how much longer a rank's tokens make it than those of the typical ranks."""

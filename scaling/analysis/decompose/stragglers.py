@@ -110,6 +110,10 @@ class Light:
         kept = {key: steps[(steps - usual).max(axis=1) <= slow] for key, steps in self.own_ns.items()}
         return replace(self, own_ns={key: steps for key, steps in kept.items() if len(steps)})
 
+    def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
+        """These steps with other own times."""
+        return replace(self, own_ns={key: change(key, ns) for key, ns in self.own_ns.items()})
+
 
 def read_light(steps: Frame, n: int) -> Light | None:
     """None where no block is whole, or where no wait was stamped. `steps`: of `n` ranks together."""
