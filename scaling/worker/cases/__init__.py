@@ -9,7 +9,6 @@ from scaling.worker.cases.programs import Inference, Training
 from scaling.worker.cases.runner import Runner, Study
 from scaling.worker.cases.search import Search
 from scaling.worker.data.workload import Workload
-from scaling.worker.models.options import loading
 from scaling.worker.session.session import LaunchSession
 
 
@@ -17,11 +16,9 @@ def run_cases(session: LaunchSession, run: RunFolder, what: str) -> None:
     """Run one launch on one rank: a search for the largest batch, its proof, or the measurement."""
     spec = session.spec
     largest = read_json(run.largest, Largest, SCHEMA) if spec.batch_max else None
-    limit = session.device.limit(
-        _limit_bytes(session), margin=0.0 if what not in (PROVE, MEASURE) or not spec.batch_max else MARGIN
-    )
-    workload = session.open_workload()
-    runner = _runner(session, workload)
+    margin = MARGIN if spec.batch_max and what in (PROVE, MEASURE) else 0.0
+    limit = session.device.limit(_limit_bytes(session), margin=margin)
+    runner = _runner(session, session.open_workload())
     if what == MEASURE:
         Study(session, runner, limit, largest).run()
     else:
@@ -40,6 +37,5 @@ def _limit_bytes(session: LaunchSession) -> int | None:
 def _runner(session: LaunchSession, workload: Workload) -> Runner:
     spec, device = session.spec, session.device
     if spec.task == "inference":
-        load = loading(spec, device.load)
-        return Inference(workload, device, seed=spec.seed + session.rank, load=load)
+        return Inference(spec, workload, device, rank=session.rank)
     return Training(spec, workload, session.groups, device, rank=session.rank)

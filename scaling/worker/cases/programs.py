@@ -41,14 +41,11 @@ class Inference(Runner):
     Throughput: requests are issued without waiting and awaited at the end, as on a server under load.
     """
 
-    def __init__(
-        self, workload: Workload, device: Accelerator, *, seed: int, load: Callable[[Any], Any] | None = None
-    ) -> None:
-        """`load` converts a batch on the host for the module (None: the device's `load`)."""
+    def __init__(self, spec: Spec, workload: Workload, device: Accelerator, *, rank: int) -> None:
         self._workload = workload
         self._device = device
-        self._load = load or device.load
-        self._seed = seed
+        self._load = loading(spec, device.load)
+        self._seed = spec.seed + rank
         self._module = workload.module.eval()
         self._call: Callable[[Any], Any] = self._module
         self._compiled: Callable[[Any], Any] | None = None
@@ -136,7 +133,7 @@ class Training(Runner):
         self._ddp: DistributedDataParallel | None = None
         self._loop: Loop | None = None
         asked = [case.batch // case.variant.accumulation_steps for case in cases(spec)]
-        self.fewest = tuple(sorted({1, 2, *sorted(asked)[:1]}))
+        self.fewest = tuple(sorted({1, 2, min(asked, default=1)}))
         self.least = self.fewest[0]
         self._always_checkpointing = all(variant.checkpointing for variant in variants(spec))
         self._checkpointing = contextlib.ExitStack()
@@ -224,17 +221,14 @@ class Training(Runner):
         return self._loop
 
     def _take(self, case: Case, module: torch.nn.Module) -> None:
-        self.drop()
-        if case.variant.checkpointing:
-            self._checkpointing.callback(checkpoint_activations(self._workload))
-        self._loop = self._make(case, module)
-
-    def _make(self, case: Case, module: torch.nn.Module) -> Loop:
         """Every micro-step gets the same batch, since the values do not change the time."""
         variant = case.variant
+        self.drop()
+        if variant.checkpointing:
+            self._checkpointing.callback(checkpoint_activations(self._workload))
         generator = torch.Generator().manual_seed(self._seed)
         batch = self._workload.make_batch(case.batch // variant.accumulation_steps, generator)
-        return Loop(
+        self._loop = Loop(
             workload=self._workload,
             module=module,
             optimizer=self._optimizer,

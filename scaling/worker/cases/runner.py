@@ -5,7 +5,7 @@ Measure every case that fits: prepare each once, then run rounds over all of the
 
 from __future__ import annotations
 
-import functools
+import collections
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,27 +93,23 @@ class Jury:
     """Lets each rank try a step alone and combines the outcomes through the store, so no rank waits in a collective."""
 
     def __init__(self, control: Control, device: Accelerator, limit: Limit, *, rank: int) -> None:
-        self._control = control
-        self._device = device
-        self._limit = limit
-        self._rank = rank
+        self._control, self._device, self._limit, self._rank = control, device, limit, rank
 
     def bare(self, key: str, count: int, runner: Runner) -> Judged:
         """Whether the model fits with the fewest samples it accepts; batch normalisation fails on a single one."""
-        *fewer, last = runner.fewest
-        for samples in fewer:
-            judged = self.judge(f"{key}/{samples}", count, functools.partial(runner.bare, samples))
+        for samples in runner.fewest:
+            judged = self.judge(f"{key}/{samples}", count, partial(runner.bare, samples))
             if judged.status != FAILED:
-                return judged
-        return self.judge(f"{key}/{last}", count, functools.partial(runner.bare, last))
+                break
+        return judged
 
     def judge(self, key: str, count: int, step: Callable[[], None]) -> Judged:
         """Whether `step` ran on each of the ranks below `count`; this rank is one of them."""
         status, error, peak = self._outcome(step)
         if status != FITS:
             self._device.release_memory()
-        outcome = [status, error, peak]
-        return Judged(**self._control.judge(f"case/{key}", outcome, self._rank, count, _verdict))
+        outcomes = self._control.judge(f"case/{key}", [status, error, peak], self._rank, count, _verdict)
+        return Judged(**outcomes)
 
     def _outcome(self, step: Callable[[], None]) -> tuple[str, str | None, int]:
         """Try the step. The exception is dropped here, since its frames keep alive what the step had allocated."""
@@ -151,16 +147,16 @@ class Study:
     """The cases of a launch on one rank."""
 
     def __init__(self, session: LaunchSession, runner: Runner, limit: Limit, largest: Largest | None) -> None:
-        self._session = session
-        self._runner = runner
-        self._limit = limit
+        self._session, self._runner, self._limit = session, runner, limit
         self._cases = cases(session.spec, largest.rungs() if largest else None)
+        self._sizes = {trial.world_size for trial in session.trials}
         self._jury = Jury(session.control, session.device, limit, rank=session.rank)
         self._budget = Budget(session)
         self._judged: dict[Pair, Judged] = {}
-        self._change_s: dict[int, float] = {}
+        self._change_s: dict[int, float] = collections.defaultdict(float)
         self._alone_s = 0.0
-        self._step_ns: dict[Pair, int] = {}
+        self._step_ns: dict[Pair, int] = collections.defaultdict(int)
+        """About what a step takes; 0 where this rank ran none."""
 
     def run(self) -> None:
         """Run all stages, and record the outcome of each case."""
@@ -169,9 +165,8 @@ class Study:
         self._recorder = Recorder(session.folder.rank(session.rank), head)
         try:
             self._recorder.note(session.compare_clocks("begin"))
-            measured = {t.world_size for t in session.trials}
             for stage, sizes in enumerate(stages(session.spec)):
-                here = tuple(n for n in sizes if n in measured)
+                here = tuple(n for n in sizes if n in self._sizes)
                 if here:
                     self._stage(stage, here)
                     self._write()
@@ -192,27 +187,25 @@ class Study:
             for index in range(len(self._cases)):
                 if (n, index) in self._judged:
                     self._judged[size, index] = self._judged[n, index]
-                    self._step_ns[size, index] = self._step_ns.get((n, index), 0)
+                    self._step_ns[size, index] = self._step_ns[n, index]
         pairs = tuple((size, index) for size in sizes for index in alive)
         if pairs:
             self._rounds(stage, sizes, self._within_budget(stage, pairs))
         self._runner.close()
 
     def _stages_left(self, stage: int) -> int:
-        measured = {t.world_size for t in self._session.trials}
-        return sum(bool(measured & set(sizes)) for sizes in stages(self._session.spec)[stage:])
+        return sum(not self._sizes.isdisjoint(sizes) for sizes in stages(self._session.spec)[stage:])
 
     def _fits(self, n: int, index: int) -> bool:
         return (n, index) in self._judged and self._judged[n, index].status == FITS
 
     def _within_budget(self, stage: int, pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
         """Those that the budget holds."""
-        step_s = {pair: self._step_ns.get(pair, 0) / 1e9 for pair in pairs}
-        asked = tuple(self._cases[index] for index in sorted({index for _, index in pairs}))
         place = {index: k for k, index in enumerate(sorted({index for _, index in pairs}))}
+        asked = tuple(self._cases[index] for index in place)
         costs = CaseCosts(
-            step_s={(n, place[index]): s for (n, index), s in step_s.items()},
-            change_s={k: self._change_s.get(index, 0.0) for index, k in place.items()},
+            step_s={(n, place[index]): self._step_ns[n, index] / 1e9 for n, index in pairs},
+            change_s={k: self._change_s[index] for index, k in place.items()},
         )
         sizes = tuple(sorted({n for n, _ in pairs}))
         content = self._budget.fitted_cases(
@@ -296,36 +289,31 @@ class Study:
         session, spec, means = self._session, self._session.spec, Means()
         left = self._stages_left(stage)
         budget_s, limit_s = self._budget.rounds_s / left, self._budget.limit_s / left
-        step_ns = [self._step_ns.get(pair, 0) for pair in alive]
-        lengths = None
+        step_ns = [self._step_ns[pair] for pair in alive]
+        pace, lengths = None, None
         if session.lead:
+            pace = Pace(spec.measure, means, budget_s=budget_s, limit_s=limit_s)
             lengths = case_lengths(spec.measure, step_ns, budget_s=budget_s, arms=len(arms(spec)))
         agreed = session.control.agree(f"steps/{stage}", lengths, lead=session.lead)
-        longest_ns = max(self._step_ns.get(pair, 0) for pair in alive)
-        session.timed(str(stage), longest_ns / 1e9)
-        steps: dict[Pair, tuple[int, int]] = dict(zip(alive, agreed, strict=True))
+        session.timed(str(stage), max(step_ns) / 1e9)
+        lengths_of: dict[Pair, tuple[int, int]] = dict(zip(alive, agreed, strict=True))
+
+        def turn(stretch: CaseBlock, share: float) -> Turn:
+            n = stretch.world_size
+            steps, lead_in = lengths_of[n, stretch.case]
+            return Turn(
+                id=stretch.id,
+                participants=n,
+                mine=session.rank < n,
+                stage=f"case {stretch.case + 1} at world size {n}, round {stretch.round}",
+                run=partial(self._measure, stretch, max(1, int(steps * share)), lead_in, means),
+                expected_s=CHANGE_S + (1 + steps + lead_in) * self._step_ns[n, stretch.case] / 1e9,
+            )
 
         def turns(number: int, share: float) -> list[Turn]:
-            round_turns = []
-            for stretch in round_stretches(spec, session.folder.index, stage, number, alive):
-                n = stretch.world_size
-                pair = (n, stretch.case)
-                expected_s = CHANGE_S + (1 + sum(steps[pair])) * self._step_ns.get(pair, 0) / 1e9
-                round_turns.append(
-                    Turn(
-                        id=stretch.id,
-                        participants=n,
-                        mine=session.rank < n,
-                        stage=f"case {stretch.case + 1} at world size {n}, round {stretch.round}",
-                        run=partial(
-                            self._measure, stretch, max(1, int(steps[pair][0] * share)), steps[pair][1], means
-                        ),
-                        expected_s=expected_s,
-                    )
-                )
-            return round_turns
+            stretches = round_stretches(spec, session.folder.index, stage, number, alive)
+            return [turn(stretch, share) for stretch in stretches]
 
-        pace = Pace(spec.measure, means, budget_s=budget_s, limit_s=limit_s) if session.lead else None
         run_rounds(
             session, pace, turns, note=self._recorder.note, key=f"{stage}/", label=f"{sizes[-1]} ranks, "
         )

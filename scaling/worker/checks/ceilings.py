@@ -17,7 +17,7 @@ import torch
 from scaling.records import checkup
 from scaling.records.checkup import Ceiling
 from scaling.settings.topology import CPU, SIMULATED
-from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.accelerator import DTYPES, Accelerator
 from scaling.worker.accelerator.clock import is_virtual, now_ns
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
 
@@ -35,13 +35,7 @@ kind: a second on it can be many minutes of arithmetic."""
 CHAIN = 64
 """Operators in a launch chain, enough to hide the cost of the loop around it."""
 
-_DTYPES = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, **DTYPES}
 _LACKING = ("not implemented", "could not create")
 """What torch says of a format that a kernel does not have."""
 _OTHER = "accelerator"
@@ -99,8 +93,8 @@ def _sizes(device: Accelerator) -> str:
 def _products(device: Accelerator, dtype: torch.dtype) -> Iterator[_Kernel]:
     for side in _SIDES[_sizes(device)]:
         a, b = (torch.randn(side, side, device=device.torch_device).to(dtype) for _ in range(2))
-        out = torch.empty_like(a)
-        yield _Kernel(size=side, flops=2 * side**3, call=lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
+        multiply = functools.partial(torch.mm, a, b, out=torch.empty_like(a))
+        yield _Kernel(size=side, flops=2 * side**3, call=multiply)
 
 
 def _convolutions(device: Accelerator, dtype: torch.dtype) -> Iterator[_Kernel]:
@@ -169,7 +163,7 @@ def _copies(device: Accelerator) -> Iterator[Ceiling]:
             target = torch.zeros_like(source)
         except (RuntimeError, MemoryError):
             return
-        rate = 2 * size / _best(device, lambda s=source, t=target: t.copy_(s))  # type: ignore[misc]
+        rate = 2 * size / _best(device, functools.partial(target.copy_, source))
         yield _ceiling(checkup.COPY, "bytes/s", size, rate)
 
 

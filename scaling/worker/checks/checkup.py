@@ -1,7 +1,4 @@
-"""A launch that checks its ranks instead of training. All ranks run each stage together and record it as it ends.
-
-Measure the bandwidth between pairs of ranks, one pair at a time.
-"""
+"""A launch that checks its ranks instead of training. All ranks run each stage together and record it as it ends."""
 
 from __future__ import annotations
 
@@ -37,67 +34,34 @@ def pairs_of(world: int) -> tuple[tuple[int, int], ...]:
     """(first, second) of every pair to measure, in order; the same on every rank."""
     if world <= ALL_PAIRS_RANKS:
         return tuple((a, b) for a in range(world) for b in range(a + 1, world))
-    near = {(r, (r + 1) % world) for r in range(world)} | {
-        (r, (r + world // 2) % world) for r in range(world)
-    }
+    near = {(r, (r + apart) % world) for r in range(world) for apart in (1, world // 2)}
     return tuple(sorted({(min(p), max(p)) for p in near}))
 
 
-def measure(
-    rank: int,
-    world: int,
-    *,
-    device: Accelerator,
-    group: Any,
-    backend: str,
-    turn: Callable[[int], None],
-    local_rank: Callable[[int], int | None],
-) -> tuple[Pair, ...]:
-    """What this rank exchanged with its peers. `turn(i)` waits until pair i may begin.
-
-    A message goes there and back; half the round trip is its one-way time. Gloo moves host
-    memory, other back ends the device's. `local_rank` is a peer's place on this host, None on another.
-    """
-    exchanges: list[Pair] = []
-    for index, pair in enumerate(pairs_of(world)):
-        turn(index)
-        if rank in pair:
-            peer = pair[1] if rank == pair[0] else pair[0]
-            where = torch.device(CPU) if backend == BACKEND_OF[CPU] else device.torch_device
-            size, took = _pair(rank == pair[0], peer, device, group, where)
-            place = local_rank(peer)
-            access = None if place is None else device.peer_access(place)
-            exchanges.append(Pair(peer=peer, bytes=size, duration_ns=took, peer_access=access))
-    turn(len(pairs_of(world)))
-    return tuple(exchanges)
-
-
 def _pair(first: bool, peer: int, device: Accelerator, group: Any, where: torch.device) -> tuple[int, int]:
-    """(bytes, one-way ns) of the largest message. The first rank decides on the next size and tells its peer."""
+    """(bytes, one-way ns) of the largest message, which goes there and back: half the round trip is its one-way time.
+
+    The first rank decides on the next size and tells its peer.
+    """
     size = BYTES_MIN
     _round_trip(first, peer, torch.zeros(1, device=where), device, group)  # connects
     while True:
         buffer = torch.zeros(size, dtype=torch.uint8, device=where)
         took = min(_round_trip(first, peer, buffer, device, group) for _ in range(REPEATS)) // 2
         go_on = torch.tensor([int(took < LONG_NS and size < BYTES_MAX)], device=where)
-        if first:
-            dist.send(go_on, peer, group=group)
-        else:
-            dist.recv(go_on, peer, group=group)
+        tell: Callable[..., Any] = dist.send if first else dist.recv
+        tell(go_on, peer, group=group)
         if not int(go_on.item()):
             return size, took
         size *= 4
 
 
 def _round_trip(first: bool, peer: int, buffer: torch.Tensor, device: Accelerator, group: Any) -> int:
+    moves: tuple[Callable[..., Any], ...] = (dist.send, dist.recv) if first else (dist.recv, dist.send)
     device.synchronize()
     begin = now_ns()
-    if first:
-        dist.send(buffer, peer, group=group)
-        dist.recv(buffer, peer, group=group)
-    else:
-        dist.recv(buffer, peer, group=group)
-        dist.send(buffer, peer, group=group)
+    for move in moves:
+        move(buffer, peer, group=group)
     device.synchronize()
     return now_ns() - begin
 
@@ -167,28 +131,31 @@ class Checkup:
         # Only rank 0 reports progress, so a slower device needs time that is allowed for beforehand.
         self._session.say("waiting for the others", expected_s=OTHERS_S + time.monotonic() - begin)
 
-    def _pairs(self) -> tuple[Any, ...]:
-        session = self._session
+    def _pairs(self) -> tuple[Pair, ...]:
+        """What this rank exchanged with its peers, one pair of ranks at a time."""
+        session, device, topology = self._session, self._device, self._spec.topology
         if session.world == 1:
             return ()
-        return measure(
-            session.rank,
-            session.world,
-            device=self._device,
-            group=session.groups[session.world].data,
-            backend=self._spec.topology.backend,
-            turn=self._turn,
-            local_rank=self._local_rank,
-        )
+        group = session.groups[session.world].data
+        # Gloo moves host memory, other back ends the device's.
+        where = torch.device(CPU) if topology.backend == BACKEND_OF[CPU] else device.torch_device
+        pairs = pairs_of(session.world)
+        exchanges: list[Pair] = []
+        for index, (first, second) in enumerate(pairs):
+            self._turn(index)
+            if session.rank in (first, second):
+                peer = second if session.rank == first else first
+                size, took = _pair(session.rank == first, peer, device, group, where)
+                here = topology.host_of(peer) == session.host
+                access = device.peer_access(topology.local_of(peer)) if here else None
+                exchanges.append(Pair(peer=peer, bytes=size, duration_ns=took, peer_access=access))
+        self._turn(len(pairs))
+        return tuple(exchanges)
 
     def _turn(self, index: int) -> None:
         """Wait until the pairs before this one are done."""
         self._session.control.meet(f"pair/{index}", self._session.world)
         self._session.say(f"{index} pairs done")
-
-    def _local_rank(self, peer: int) -> int | None:
-        topology = self._spec.topology
-        return topology.local_of(peer) if topology.host_of(peer) == self._session.host else None
 
     def _wall_offset(self) -> tuple[int, int]:
         """(offset, bound), ns, of this rank's wall clock against rank 0's.

@@ -11,10 +11,10 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable
+from statistics import median_high
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from scaling.records.checkup import MATMUL, SCHEMA, Kernel, KernelTable, Roofline
 from scaling.records.files import write_json
@@ -22,10 +22,10 @@ from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import is_virtual, now_ns, sleeps
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench, benched
-from scaling.worker.checks.work import Layers, is_free
+from scaling.worker.checks.work import Layers, flops_of, is_free
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.step import Loop
-from scaling.worker.parallel.torch_private import TorchDispatchMode, aten_name, packet_of, tensors_in
+from scaling.worker.parallel.torch_private import TorchDispatchMode, aten_name, tensors_in
 from scaling.worker.session.session import LaunchSession
 
 STEPS = 3
@@ -75,9 +75,9 @@ def note_step(session: LaunchSession, workload: Workload, precision: Precision) 
     if not is_virtual():  # there the ceilings are settings, and a second is long
         line = benched(session, workload, precision, "roofline", counted)
         if line is not None and session.lead:
-            write_json(session.folder.roofline(session.rank), line, indent=None)
+            write_json(session.folder.roofline(0), line, indent=None)
     table = benched(session, workload, precision, "kernel times", timed)
-    if table is not None and session.rank == 0:
+    if table is not None and session.lead:
         write_json(session.folder.kernels(0), table, indent=None)
 
 
@@ -186,19 +186,19 @@ class Timing(TorchDispatchMode):
         """The median of each operator's times."""
         kernels = []
         for key, (name, flops, size) in self._work.items():
-            times = sorted(self._times[key] or self._late[key])
-            layers = list(self._layers_of[key])
-            kernel = Kernel(
-                key=key,
-                operator=name,
-                calls=(len(self._times[key]) + len(self._late[key])) / steps,
-                time_ns=times[len(times) // 2],
-                flops=flops,
-                bytes=size,
-                layer=layers[0],
-                layers=len(layers),
+            times, layers = self._times[key] or self._late[key], list(self._layers_of[key])
+            kernels.append(
+                Kernel(
+                    key=key,
+                    operator=name,
+                    calls=(len(self._times[key]) + len(self._late[key])) / steps,
+                    time_ns=median_high(times),
+                    flops=flops,
+                    bytes=size,
+                    layer=layers[0],
+                    layers=len(layers),
+                )
             )
-            kernels.append(kernel)
         return tuple(kernels)
 
     def __torch_dispatch__(
@@ -220,8 +220,7 @@ class Timing(TorchDispatchMode):
         outputs = tensors_in(args[0] if result is None and args else result)
         if not outputs or not any(t.device.type == self._device.type for t in outputs):
             return result
-        counter = flop_registry.get(packet_of(func))
-        flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
+        flops = flops_of(func, args, kwargs, result)
         key, operator = _key(aten_name(func), inputs, outputs)
         size = sum(t.numel() * t.element_size() for t in (*inputs, *outputs))
         self._work[key] = operator, flops, size
@@ -239,7 +238,7 @@ class Timing(TorchDispatchMode):
             begin = now_ns()
             torch.ops.aten.alias.default(x)
             times.append(now_ns() - begin)
-        return sorted(times)[len(times) // 2]
+        return median_high(times)
 
 
 def _key(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> tuple[str, str]:

@@ -2,11 +2,8 @@
 
 All ranks build the model with the same seed and take the same batches, so equal machines give equal bits. Parameters
 stay in fp32 and the forward runs under autocast, as in training. Only digests and some elements of each tensor are
-kept, on the host, so the device holds one run of the model at a time.
-
-Keep a digest of a tensor to see whether two are equal, and a few elements to see how much they differ.
-
-Compare two runs of the same steps by the digests and elements that were kept of them.
+kept, on the host, so the device holds one run of the model at a time: the digest shows whether two tensors are equal,
+the elements how much they differ.
 """
 
 from __future__ import annotations
@@ -44,6 +41,7 @@ class Kept:
 
     shape: tuple[int, ...]
     digest: str
+    """Of all bytes."""
     some: torch.Tensor
     """Elements from `spread(.., COMPARED)`."""
     samples: torch.Tensor
@@ -52,10 +50,12 @@ class Kept:
 
 
 def keep(tensor: torch.Tensor) -> Kept:
-    """Keep what `layer` and comparisons need."""
+    """Keep what `layers` and comparisons need."""
+    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    feed(hasher, [tensor])
     return Kept(
         shape=tuple(tensor.shape),
-        digest=digest(tensor),
+        digest=hasher.hexdigest(),
         some=spread(tensor, COMPARED),
         samples=spread(tensor, SAMPLES),
         not_finite=int((~torch.isfinite(tensor.detach())).sum()),
@@ -99,13 +99,6 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
     return (mixed ^ (mixed >> 32)) | 1
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Digest of all bytes."""
-    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    feed(hasher, [tensor])
-    return hasher.hexdigest()
-
-
 def spread(tensor: torch.Tensor, count: int) -> torch.Tensor:
     """A copy of at most `count` evenly spaced elements, float64, on the CPU."""
     flat = tensor.detach().reshape(-1)
@@ -121,20 +114,8 @@ def distance(x: torch.Tensor, reference: torch.Tensor) -> float | None:
     return relative if math.isfinite(relative) else None
 
 
-def layer(name: str, kept: Kept, reference: Kept | None) -> Layer:
-    """A tensor's fingerprint; `reference` is the tensor of the same shape in the float64 run."""
-    return Layer(
-        name=name,
-        digest=kept.digest,
-        samples=tuple(x if math.isfinite(x) else None for x in kept.samples.tolist()),
-        error=None if reference is None else distance(kept.some, reference.some),
-        not_finite=kept.not_finite,
-        flushed=0 if reference is None else int(((kept.some == 0) & (reference.some != 0)).sum()),
-    )
-
-
 Tensors = dict[str, torch.Tensor]
-"""Elements that `fingerprint.spread(.., COMPARED)` kept of each tensor, by name."""
+"""Elements from `spread(.., COMPARED)` of each tensor, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +145,21 @@ class Run:
 
 
 def layers(tensors: Mapping[str, Kept], reference: Mapping[str, Kept]) -> tuple[Layer, ...]:
-    """Compare every tensor with the reference's of the same name and shape, where there is one."""
-    same = {
-        n: reference[n] for n, kept in tensors.items() if n in reference and kept.shape == reference[n].shape
-    }
-    return tuple(layer(name, kept, same.get(name)) for name, kept in tensors.items())
+    """Fingerprints of tensors, compared with the float64 run's of the same name and shape where there is one."""
+
+    def layer(name: str, kept: Kept) -> Layer:
+        other = reference.get(name)
+        same = other if other is not None and other.shape == kept.shape else None
+        return Layer(
+            name=name,
+            digest=kept.digest,
+            samples=tuple(x if math.isfinite(x) else None for x in kept.samples.tolist()),
+            error=None if same is None else distance(kept.some, same.some),
+            not_finite=kept.not_finite,
+            flushed=0 if same is None else int(((kept.some == 0) & (same.some != 0)).sum()),
+        )
+
+    return tuple(layer(name, kept) for name, kept in tensors.items())
 
 
 def against(step: Step, reference: Step | None) -> ParityStep:
@@ -194,18 +185,16 @@ def against(step: Step, reference: Step | None) -> ParityStep:
 
 def parted(run: Run, again: Run) -> str:
     """The first layer, gradient or step that a repetition did not reproduce; empty if it reproduced all."""
-    for name in _different(run.outputs, again.outputs, run.outputs):
-        return name
-    for name in _different(run.gradients, again.gradients, reversed(run.gradients)):
-        return f"gradient of {name}"
+    for name, kept in run.outputs.items():
+        if kept.digest != again.outputs[name].digest:
+            return name
+    for name, kept in reversed(run.gradients.items()):
+        if kept.digest != again.gradients[name].digest:
+            return f"gradient of {name}"
     for index, (step, other) in enumerate(zip(run.steps, again.steps, strict=True)):
         if step.digest != other.digest:
             return f"step {index + 1}"
     return ""
-
-
-def _different(first: Mapping[str, Kept], second: Mapping[str, Kept], names: Iterable[str]) -> Iterator[str]:
-    return (name for name in names if first[name].digest != second[name].digest)
 
 
 def _together(tensors: Tensors, reference: Tensors) -> float | None:
@@ -265,8 +254,7 @@ class Parity:
         return None
 
     def _precision(self, name: str) -> PrecisionRecord:
-        run = self._run(name, 1)
-        again = self._run(name, 2)
+        run, again = self._run(name, 1), self._run(name, 2)
         if name == REFERENCE:
             self._reference = run
         reference = self._reference
@@ -292,7 +280,7 @@ class Parity:
             module = module.double()
         generator = torch.Generator().manual_seed(self._seed)
         batches = [self._load(workload.make_batch(self._batch, generator), name) for _ in range(STEPS)]
-        scale = self._scale(workload, precision, batches[0], name) if name == "fp16" else 1.0
+        scale = self._scale(workload, precision, batches[0]) if name == "fp16" else 1.0
         optimizer = workload.optimizer(module.parameters())
         outputs: dict[str, Kept] = {}
         gradients: dict[str, Kept] = {}
@@ -348,16 +336,15 @@ class Parity:
                     parameter.grad.div_(scale)
         return loss.detach()
 
-    def _scale(self, workload: Workload, precision: Precision, batch: Any, name: str) -> float:
+    def _scale(self, workload: Workload, precision: Precision, batch: Any) -> float:
         """The largest loss scale with finite gradients, where a grad scaler would settle; 0 where there is none.
 
         Random generators are restored, the device's too, so that the first step is the same in every format.
         """
         state = copy.deepcopy(workload.module.state_dict())
         random = self._device.random_state()
-        largest = 0.0
         for scale in SCALES:
-            self._say(f"{name}, loss scale {scale:g}")
+            self._say(f"fp16, loss scale {scale:g}")
             self._device.set_random_state(random)
             self._backward(workload, precision, batch, scale)
             grads = [p.grad for p in workload.module.parameters() if p.grad is not None]
@@ -365,10 +352,11 @@ class Parity:
             workload.module.zero_grad(set_to_none=True)
             workload.module.load_state_dict(state)
             if finite:
-                largest = scale
                 break
+        else:
+            scale = 0.0
         self._device.set_random_state(random)
-        return largest
+        return scale
 
     def _time(
         self, workload: Workload, precision: Precision, optimizer: Any, batches: list[Any], scale: float

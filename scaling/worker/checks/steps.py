@@ -41,7 +41,7 @@ class Bench:
         precision: Precision,
         rank: int,
     ) -> None:
-        self._plan, self._trial, self._workload = plan, trial, workload
+        self._spec, self._workload = plan.spec, workload
         self._device, self._precision, self._rank = device, precision, rank
         self._faults = Faults(Inject(), rank=rank, first_on_host=False)
         self.batch = trial.batch
@@ -49,14 +49,14 @@ class Bench:
 
     def work(self) -> StepWork:
         """Count one step, after another one in which the optimizer makes its state."""
-        loop, batches = self.loop(self._trial.batch)
+        loop, batches = self.loop(self.batch)
         loop.plain()
         with watching(self._device.type) as work:
             loop.plain()
         shapes = [[tuple(t.shape) for t in tensors_in(batch)] for batch in batches]
         return StepWork(
-            batch=self._trial.batch,
-            precision=self._plan.spec.precision,
+            batch=self.batch,
+            precision=self._spec.precision,
             operators=work.operators(),
             sightings=work.sightings(),
             input_bytes=loop.micro_steps * sum(t.numel() * t.element_size() for t in tensors_in(batches[0])),
@@ -67,10 +67,10 @@ class Bench:
     def times(self) -> StepTimes:
         """Time steps at the batch and at twice the batch."""
         memory = self._memory()
-        rows = self._timed(self._trial.batch)
+        rows = self._timed(self.batch)
         double: list[StepRow] = []
         with contextlib.suppress(*OUT_OF_MEMORY):
-            double = self._timed(2 * self._trial.batch)
+            double = self._timed(2 * self.batch)
         return StepTimes(
             step_ns=tuple(row.end_ns - row.begin_ns for row in rows),
             input_ns=tuple(row.input_ns for row in rows),
@@ -80,7 +80,7 @@ class Bench:
 
     def loop(self, batch: int) -> tuple[Loop, list[Any]]:
         """The loop at a batch, with an optimizer of its own, and its batches."""
-        generator = torch.Generator().manual_seed(self._plan.spec.seed * 1_000_003 + self._rank)
+        generator = torch.Generator().manual_seed(self._spec.seed * 1_000_003 + self._rank)
         samples = self._micro(batch)
         batches = [self._device.stage(self._workload.make_batch(samples, generator)) for _ in range(BATCHES)]
         loop = Loop(
@@ -88,7 +88,7 @@ class Bench:
             module=self._workload.module,
             optimizer=self._workload.optimizer(self._workload.module.parameters()),
             fetch=Feed(batches).fetch,
-            accumulation=self._plan.spec.accumulation_steps,
+            accumulation=self._spec.accumulation_steps,
             device=self._device,
             precision=self._precision,
             faults=self._faults,
@@ -96,7 +96,7 @@ class Bench:
         return loop, batches
 
     def _micro(self, batch: int) -> int:
-        return max(1, batch // self._plan.spec.accumulation_steps)
+        return max(1, batch // self._spec.accumulation_steps)
 
     def _timed(self, batch: int) -> list[StepRow]:
         loop, _ = self.loop(batch)
@@ -115,22 +115,16 @@ class Bench:
 
         def note(phase: str) -> None:
             device.synchronize()
-            phases.append(
-                PhaseMemory(
-                    phase=phase,
-                    host_bytes=resident_bytes(),
-                    device_peak_bytes=device.peak_bytes() if device.type != "cpu" else None,
-                )
-            )
+            peak = None if device.type == "cpu" else device.peak_bytes()
+            phases.append(PhaseMemory(phase=phase, host_bytes=resident_bytes(), device_peak_bytes=peak))
             device.reset_peak()
 
         device.reset_peak()
         optimizer = workload.optimizer(workload.module.parameters())
         note("model")
-        generator = torch.Generator().manual_seed(self._plan.spec.seed)
-        inputs, targets = device.load(
-            device.stage(workload.make_batch(self._micro(self._trial.batch), generator))
-        )
+        generator = torch.Generator().manual_seed(self._spec.seed)
+        samples = self._micro(self.batch)
+        inputs, targets = device.load(device.stage(workload.make_batch(samples, generator)))
         note("input")
         with self._precision.autocast():
             loss = workload.loss(workload.module(inputs), targets)

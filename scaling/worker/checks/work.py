@@ -91,11 +91,10 @@ class Work(TorchDispatchMode):
         layer = self._layers.layer()
         if is_free(func):
             return result
-        packet, name = packet_of(func), str(packet_of(func)).partition(".")[2]
+        name = str(packet_of(func)).partition(".")[2]
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         written = [t for t in outputs if not any(t is g for g in inputs)] or outputs
-        counter = flop_registry.get(packet)
-        flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
+        flops = flops_of(func, args, kwargs, result)
         if flops and _recomputing():
             self.recomputed_flops += flops
         total = self._totals[name, layer]
@@ -132,13 +131,9 @@ class Work(TorchDispatchMode):
             return
         if any(t.dtype in (torch.float64, torch.complex128) and t.dim() for t in outputs):
             self.see(FLOAT64, layer, name)
-        source = inputs[-1] if name == "copy_" else inputs[0] if inputs else None
-        if (
-            name in _COPIES
-            and source is not None
-            and outputs
-            and outputs[0].device.type != source.device.type
-        ):
+        source = inputs[-1 if name == "copy_" else 0] if inputs else None
+        moves = source is not None and outputs and outputs[0].device.type != source.device.type
+        if moves and name in _COPIES:
             self._copy(layer, source, outputs[0], bool(kwargs.get("non_blocking", False)))
         elif len({t.device.type for t in inputs if t.dim()}) > 1:
             self.see(MIXED_DEVICES, layer, name)
@@ -182,6 +177,12 @@ def watching(home: str) -> Iterator[Work]:
         yield work
 
 
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """FLOPs of one operator by torch's flop counter; 0 where it counts none."""
+    counter = flop_registry.get(packet_of(func))
+    return int(counter(*args, **kwargs, out_val=result)) if counter else 0
+
+
 def is_free(func: Any) -> bool:
     """Whether an operator moves no data: views, allocations, marks of a profiler."""
     name = aten_name(func)
@@ -206,10 +207,8 @@ def _innermost_is(part: str) -> bool:
 
 def _place() -> str:
     """file:line of the innermost frame that is neither torch's nor ours."""
-    for name, line in _frames():
-        if not any(part in name for part in _OURS):
-            return f"{name}:{line}"
-    return ""
+    outside = (f"{name}:{line}" for name, line in _frames() if not any(part in name for part in _OURS))
+    return next(outside, "")
 
 
 def _frames() -> Iterator[tuple[str, int]]:
