@@ -181,4 +181,4 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
                     if number:
                         wall[name].append((time.perf_counter() - begin) / case.steps)
                         cpu[name].append((time.process_time() - used) / case.steps)
-    return {"wall": wall, "cpu": cpu, "buckets": len(arms.buckets())}
+    return {"wall": wall, "cpu": cpu, "buckets": len(arms.buckets)}

@@ -101,17 +101,10 @@ class Settings:
         feed = self.feed if batch is None else self._feed_of(batch // self.accumulation)
         if use not in self._scalers:
             self._scalers[use] = self._new_scaler()
+        loop = functools.partial(self._loop, fetch=feed.fetch, scaler=self._scalers[use])
         if isinstance(model, torch.nn.Module):
-            return self._loop(
-                module=model, optimizer=self._optimizer, fetch=feed.fetch, scaler=self._scalers[use]
-            )
-        return self._loop(
-            module=model.module,
-            optimizer=model.optimizer,
-            accumulate=model.accumulate,
-            fetch=feed.fetch,
-            scaler=self._scalers[use],
-        )
+            return loop(module=model, optimizer=self._optimizer)
+        return loop(module=model.module, optimizer=model.optimizer, accumulate=model.accumulate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +159,12 @@ class Arms:
         )
         self._main = settings(spec)
         self._other = None if variant is None else settings(variant)
-        self._device, self._n = device, n
+        self._device = device
         self.module, self.optimizer = workload.module, optimizer
         """Those of the launch, which all arms train."""
         self.load, self.compiles = self._main.load, spec.compile
-        self.wire_dtype = self._main.strategy.wire_dtype
+        self.strategy = self._main.strategy
+        self.wire_dtype = self.strategy.wire_dtype
         """Type of the elements that are reduced."""
         apart = self._other is None and n > 1 and content.has(DETAILS)
         self.half_batch = half_batch(spec) if apart else None
@@ -187,7 +181,8 @@ class Arms:
         """Growth of device memory outside torch's allocator when the first wrapper over the group was made."""
         self._synced: set[str] = set()
         self._wire: list[Message] = []
-        self._buckets: list[int] = []
+        self.buckets: list[int] = []
+        """Bytes of each bucket or unit, in the order of reduction."""
         self.held: dict[str, int] = {}
         """Bytes that this rank holds under the strategy, by `parameters`, `gradients`, `optimizer`."""
         self.unsharded_bytes = 0
@@ -262,7 +257,7 @@ class Arms:
                 loop.plain()
             model.settle()
             if use == PLAIN:
-                self._buckets, self.held = model.buckets, model.bytes()
+                self.buckets, self.held = model.buckets, model.bytes()
             why = agreed(model.withheld(), self._control) if detailed and use == PLAIN else ""
             detail = model.detail(detailed=detailed and not (why and timed))
             del model  # the loop alone keeps it
@@ -275,10 +270,10 @@ class Arms:
         """What an arm uses the module for, and under which settings."""
         if arm in (BARE_ONE, BARE_ALL):
             return self._main, HALF if half else BARE
-        if arm == VARIANT:
-            assert self._other is not None
-            return self._other, VARIANT
-        return self._main, DDP_SOLO if arm == DDP_SOLO else PLAIN
+        return self._settings(arm), arm if arm in (VARIANT, DDP_SOLO) else PLAIN
+
+    def _settings(self, arm: str) -> Settings:
+        return self._other if arm == VARIANT and self._other is not None else self._main
 
     def _parallelized(self, settings: Settings, use: str) -> Parallelized:
         """A new module over its ranks. The first of a use compares and sends the parameters, as a training does."""
@@ -291,18 +286,9 @@ class Arms:
         self._synced.add(use)
         return model
 
-    def free(self) -> None:
-        """Free what the block that ran last has left."""
-        self._main.strategy.free()
-
-    def computed(self) -> dict[str, int]:
-        """What this rank should hold under the strategy, bytes, by name (Strategy.computed)."""
-        return self._main.strategy.computed(self.optimizer)
-
     def micro_steps(self, arm: str) -> int:
         """Micro-steps of one optimizer step; for replay and sweep, the spec's."""
-        settings = self._other if arm == VARIANT and self._other is not None else self._main
-        return settings.accumulation
+        return self._settings(arm).accumulation
 
     def messages(self, wire: Sequence[Message]) -> None:
         """Note the collectives of a step, in the order of launch. A communication hook may change their bytes."""
@@ -313,11 +299,11 @@ class Arms:
         loop, detail = opened.loop, opened.detail
         if not detail.stamps:
             return loop.stamps
-        most = max(detail.stamps, 2 * len(self._buckets), 2 * len(self._wire))
+        most = max(detail.stamps, 2 * len(self.buckets), 2 * len(self._wire))
         return loop.stamps + most * loop.micro_steps
 
     def feed(self, arm: str) -> Feed:
-        return self._other.feed if arm == VARIANT and self._other is not None else self._main.feed
+        return self._settings(arm).feed
 
     def feeds(self) -> list[Feed]:
         """All feeds of the trial."""
@@ -325,11 +311,7 @@ class Arms:
 
     def wire(self) -> list[Message]:
         """The collectives of a step, in the order of launch."""
-        return self._wire or [Message(ALL_REDUCE, size) for size in self._buckets]
-
-    def buckets(self) -> list[int]:
-        """Bytes of each bucket or unit, in the order of reduction."""
-        return self._buckets
+        return self._wire or [Message(ALL_REDUCE, size) for size in self.buckets]
 
 
 def grown(before: int | None, after: int | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -31,7 +32,6 @@ from scaling.settings.schedule import (
 )
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
-from scaling.worker.data.feed import UNKNOWN
 from scaling.worker.measure.arms import Arms, Opened
 from scaling.worker.measure.exchange import Exchange, stamps_of
 from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
@@ -64,13 +64,9 @@ class BlockRunner:
 
         `several`: strategies run side by side, and a block says whose it is.
         """
-        self._several = several
-        self._backend = backend
-        self._device = device
-        self._groups = groups
-        self._exchange = exchange
-        self._recorder = recorder
+        self._device, self._groups, self._exchange, self._recorder = device, groups, exchange, recorder
         self._kinds = [COLLECTIVES.index(name) for name in collectives]
+        self._backend, self._several = backend, several
 
     def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> float:
         """Run and record one block; `sweep`: sizes of the fabric arm, bytes. Returns the mean step, ns.
@@ -79,7 +75,7 @@ class BlockRunner:
         """
         if block.arm in STEP_ARMS:
             step_ns = self._training(block, arms, steps, lead_in)
-            arms.free()
+            arms.strategy.free()
         else:
             step_ns = self._exchanged(block, arms, sweep)
         device_bytes = self._device.held_bytes()
@@ -104,9 +100,18 @@ class BlockRunner:
             ]
             collectives = [comm.collectives for comm in comms if comm.collectives is not None]
             parameters = opened.detail.parameters([step.begin_ns for step in done])
-        feed_cost = feed.cost()
+        make_ns, make_cpu_ns = feed.cost()
         return self._record(
-            block, arms, done, collectives, usage, feed_cost, parameters, lead_in, opened.withheld
+            block,
+            arms,
+            done,
+            collectives,
+            usage,
+            withheld=opened.withheld,
+            lead_in=lead_in,
+            parameters=parameters,
+            make_ns=make_ns,
+            make_cpu_ns=make_cpu_ns,
         )
 
     def _exchanged(self, block: Block, arms: Arms, sweep: Sequence[int]) -> float:
@@ -116,7 +121,7 @@ class BlockRunner:
         with self._exchange.reserved(max(largest, LEAD_IN_BYTES)):
             rows, collectives, usage = self._exchanges(block, exchanges, dtype)
         done = [step_row(self._device.clock.resolve(row)) for row in rows]
-        return self._record(block, arms, done, collectives, usage)
+        return self._record(block, arms, done, collectives, usage, lead_in=0)
 
     def _record(
         self,
@@ -125,11 +130,11 @@ class BlockRunner:
         done: Sequence[AnyStepRow],
         collectives: Sequence[Sequence[CollectiveRow]],
         usage: Usage,
-        making: tuple[int, int] = UNKNOWN,
-        parameters: list[tuple[int, int]] | None = None,
-        lead_in: int = 0,
+        *,
         withheld: str = "",
+        **fields: Any,
     ) -> float:
+        """Write a block with other `fields` of a BlockRecord. Returns its mean step, ns."""
         record = BlockRecord(
             id=block.id,
             round=block.round,
@@ -140,13 +145,10 @@ class BlockRunner:
             solo_rank=block.solo_rank,
             batch=block.trial.batch,
             accumulation=arms.micro_steps(block.arm),
-            lead_in=lead_in,
             steps=len(done),
             case=block.strategy if self._several else -1,
-            parameters=parameters or [],
-            make_ns=making[0],
-            make_cpu_ns=making[1],
             **usage.fields(),
+            **fields,
         )
         rows = [[resolve_collective(self._device.clock, row) for row in step] for step in collectives]
         rows = [

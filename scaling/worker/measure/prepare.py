@@ -11,7 +11,7 @@ from scaling.settings.plan import SWEEP, WHOLE, Content, Trial
 from scaling.settings.schedule import PLAIN, PROBE, largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
-from scaling.worker.measure.arms import Arms, Opened
+from scaling.worker.measure.arms import Arms
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.pace import fabric_sizes
 from scaling.worker.measure.step import Loop
@@ -91,8 +91,11 @@ def warm_up(
                 chunk = control.agree(f"chunk/{key}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)
             took = _chunk(opened.loop, clock, chunk - 1 if index == 0 else chunk)
             alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
-            if arm == PROBE:
-                _note_messages(arms, opened, clock)
+            if arm == PROBE:  # look at the messages of one step alone
+                with opened.detail.taking() as take, clock.window(arms.stamps(opened)):
+                    opened.loop.plain()
+                    take(opened.loop.forward_end_ns)
+                arms.messages(opened.detail.wire)
             if arm == PLAIN:
                 steps, before = _settled(opened.loop, key, session, chunk, took, begin + limit_s)
     session.say("messages")
@@ -101,6 +104,11 @@ def warm_up(
     fed_ns = arms.feed(PLAIN).fed_ns(clock, arms.load)
     sweep: list[int] = []
     sent: list[CollectiveRow] = []
+
+    def send(size: int) -> CollectiveRow:
+        sent.append(exchange.once(group, size))
+        return sent[-1]
+
     if n > 1 and not arms.varies and content.has(SWEEP):
         backend = session.spec.topology.backend
         room = exchange.room(largest(measure, backend), least=measure.fabric_bytes_max)
@@ -110,7 +118,7 @@ def warm_up(
                 room,
                 measure,
                 backend,
-                lambda size: _kept(sent, exchange.once(group, size)),
+                send,
                 lambda what, value: control.agree(f"fabric/{key}/{what}", value, lead=lead),
             )
     step_ns = before // chunk
@@ -125,14 +133,6 @@ def warm_up(
         sweep=sweep,
         sent=sent,
     )
-
-
-def _note_messages(arms: Arms, opened: Opened, clock: Clock) -> None:
-    """Look at the messages of one step alone."""
-    with opened.detail.taking() as take, clock.window(arms.stamps(opened)):
-        opened.loop.plain()
-        take(opened.loop.forward_end_ns)
-    arms.messages(opened.detail.wire)
 
 
 def _settled(
@@ -158,11 +158,6 @@ def _chunk_of(step_ns: int, uses: int, limit_s: float) -> int:
     # The probe's messages take a step, and new wrappers two or three until they are settled.
     fit = limit_s * 1e9 / max(1, step_ns) - 1 - 3 * uses
     return max(1, min(WARMUP_CHUNK, int(min(fit, 1e6) // (uses + 1))))
-
-
-def _kept(rows: list[CollectiveRow], row: CollectiveRow) -> CollectiveRow:
-    rows.append(row)
-    return row
 
 
 def _chunk(loop: Loop, clock: Clock, steps: int) -> int:

@@ -70,19 +70,16 @@ class Feeds:
         `peak`: of its plain blocks. The harness's buffers lie in memory in their own blocks alone. On a CPU it keeps
         batches that a training would not: these are not the training's, and its peak is told without them.
         """
-        sizes, harness_bytes = arms.held, 0
+        computed, harness_bytes = arms.strategy.computed(arms.optimizer), 0
         if not self._session.spec.topology.accelerated:
-            harness_bytes = (
-                sum(feed.held_bytes for feed in self._feeds.values()) - arms.feed(PLAIN).batch_bytes
-            )
+            batches_bytes = sum(feed.held_bytes for feed in self._feeds.values())
+            harness_bytes = batches_bytes - arms.feed(PLAIN).batch_bytes
         return {
             "peak_bytes": None if peak is None else peak - harness_bytes,
-            "parameters_bytes": sizes.get("parameters"),
-            "gradients_bytes": sizes.get("gradients"),
-            "optimizer_bytes": sizes.get("optimizer"),
+            **{f"{name}_bytes": arms.held.get(name) for name in ("parameters", "gradients", "optimizer")},
             "activations_bytes": arms.activations_bytes,
             "unsharded_bytes": arms.unsharded_bytes or None,
-            **{f"computed_{name}_bytes": size for name, size in arms.computed().items()},
+            **{f"computed_{name}_bytes": size for name, size in computed.items()},
             "communicators_bytes": arms.communicator_bytes,
             "harness_bytes": harness_bytes,
         }
@@ -128,16 +125,15 @@ class Launch:
         trials, baseline = (
             tuple(t for t in some if t in fitting) for some in (session.trials, session.baseline)
         )
+        firsts = self._of_first()
         if trials:
-            self._content = self._budget.fitted(trials, self._of_first(), self._traffic())
-        self._recorder = recorder = Recorder(
-            session.folder.rank(session.rank),
-            session.launch_head(
-                warmup={n: ready.warmup_steps for n, ready in self._of_first().items()},
-                fed_ns={n: ready.fed_ns for n, ready in self._of_first().items()},
-                detailed=self._content.detailed or (),
-            ),
+            self._content = self._budget.fitted(trials, firsts, self._traffic())
+        head = session.launch_head(
+            warmup={n: ready.warmup_steps for n, ready in firsts.items()},
+            fed_ns={n: ready.fed_ns for n, ready in firsts.items()},
+            detailed=self._content.detailed or (),
         )
+        self._recorder = recorder = Recorder(session.folder.rank(session.rank), head)
         self._blocks = BlockRunner(
             device=session.device,
             groups=session.groups,
@@ -158,9 +154,8 @@ class Launch:
         self._faults.close()
         self._feeds.close()
         recorder.close()
-        session.record_memory(
-            {key: self._feeds.memory(ready.arms, self._peaks.get(key)) for key, ready in self._ready.items()}
-        )
+        memory = {k: self._feeds.memory(ready.arms, self._peaks.get(k)) for k, ready in self._ready.items()}
+        session.record_memory(memory)
         session.close()
 
     def _of_first(self) -> dict[int, Ready]:
