@@ -63,13 +63,9 @@ def head(host: int, gpus: Gpus | None, system: Host) -> dict[str, Any]:
 
 def sample(gpus: Gpus | None, system: Host) -> dict[str, Any]:
     """One line of samples."""
-    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-    return {
-        "t": "sample",
-        "time_ns": now,
-        "gpus": gpus.sample() if gpus else [],
-        "system": system.sample(),
-    }
+    now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    readings = gpus.sample() if gpus else []
+    return {"t": "sample", "time_ns": now_ns, "gpus": readings, "system": system.sample()}
 
 
 def _line(file: Any, value: dict[str, Any]) -> None:

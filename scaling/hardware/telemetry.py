@@ -70,7 +70,7 @@ def read(path: Path) -> HostRecord | None:
         head = parse_json(first)
         if head["schema"] != SCHEMA:
             return None
-        record = HostRecord(
+        return HostRecord(
             host=_typed(head["host"], int),
             hostname=_typed(head["hostname"], str),
             gpus=_gpus(head["gpus"]),
@@ -81,7 +81,6 @@ def read(path: Path) -> HostRecord | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no file, or one of another program
         return None
-    return record
 
 
 def _samples(lines: Sequence[bytes]) -> Iterator[Sample]:
@@ -121,13 +120,14 @@ def _gpus(values: Any) -> tuple[dict[str, Any], ...]:
 
 def _facts(values: Any, texts: Sequence[str], lists: Sequence[str]) -> tuple[dict[str, Any], ...]:
     """The facts of several devices; TypeError where one has another type than the sampler writes."""
-    for device in _objects(values):
+    devices = _objects(values)
+    for device in devices:
         for name, value in device.items():
             if isinstance(value, list) and name in lists:
                 _require(value, _FIGURES | {str})
             else:
                 _require([value], _TEXTS if name in texts else _FIGURES)
-    return _objects(values)
+    return devices
 
 
 def _require(values: Sequence[Any], kinds: set[Any]) -> None:

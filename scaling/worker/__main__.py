@@ -43,9 +43,8 @@ def main(arguments: list[str]) -> None:
     leave = watch(folder, rank, lambda: session.stage if session else "start")
     if not plan.spec.compiles:  # torch makes its cache's folder when it is imported, and leaves it behind
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.torchrun.absolute() / "inductor"))
-    if (
-        plan.spec.data.workers
-    ):  # they inherit this folder; who ends the launch removes it if this rank is killed
+    if plan.spec.data.workers:
+        # They inherit this folder. Who ends the launch removes it if this rank is killed.
         with contextlib.suppress(OSError):
             folder.scratch(rank).symlink_to(multiprocessing.util.get_temp_dir())
     share()

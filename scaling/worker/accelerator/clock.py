@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from scaling.records.format import COLLECTIVE_FIELDS, CollectiveRow
 
@@ -82,52 +82,24 @@ def is_virtual() -> bool:
     return _Host.virtual
 
 
-class Clock(Protocol):
-    """Stamps inside a window, times after it."""
-
-    @property
-    def bound_ns(self) -> int:
-        """Largest error of any resolved time so far against the host's clock, ns."""
-
-    def stamp(self) -> int:
-        """Return a token for this instant, without waiting."""
-
-    def stamp_on(self, stream: Any, behind: int = 0) -> int:
-        """Return a token for when a stream of the device comes here, and before that to the stamp `behind`."""
-
-    def window(self, stamps: int) -> contextlib.AbstractContextManager[None]:
-        """Enclose about `stamps` stamps. Tokens of the window before become invalid."""
-
-    def resolve(self, tokens: Sequence[int]) -> list[int]:
-        """Host times of tokens, ns. Call it only once the window is closed."""
-
-
-def resolve_collective(clock: Clock, row: CollectiveRow) -> CollectiveRow:
-    """The row with its stamps in host time, ns. Only stamps are resolved, since group and unit may be below 0.
-
-    Who finds a collective done when it begins to wait for it goes on at once.
-    """
-    values = list(row)
-    for place, at in zip(_STAMPS, clock.resolve([values[place] for place in _STAMPS]), strict=True):
-        values[place] = at
-    row = CollectiveRow(*values)
-    return row._replace(resume_ns=max(row.resume_ns, row.wait_ns)) if row.resume_ns else row
-
-
 class HostClock:
-    """The host's clock: a token is the time itself."""
+    """The host's clock: a token is the time itself. A device's clock has the same methods."""
 
     bound_ns = 0
+    """Largest error of any resolved time so far against the host's clock, ns."""
     stamp = staticmethod(now_ns)
+    """Return a token for this instant, without waiting."""
 
     def stamp_on(self, stream: Any, behind: int = 0) -> int:  # noqa: ARG002
-        """Now: the host has no streams."""
+        """Return a token for when a stream of the device comes here, and before that to the stamp `behind`."""
         return now_ns()
 
     def window(self, stamps: int) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+        """Enclose about `stamps` stamps. Tokens of the window before become invalid."""
         return contextlib.nullcontext()
 
     def resolve(self, tokens: Sequence[int]) -> list[int]:
+        """Host times of tokens, ns. Call it only once the window is closed."""
         return list(tokens)
 
 
@@ -240,3 +212,18 @@ def _tie(event: Event) -> _Anchor:
     event.synchronize()
     after = now_ns()
     return _Anchor(event, (before + after) // 2, (after - before + 1) // 2)
+
+
+Clock: TypeAlias = HostClock | EventClock
+
+
+def resolve_collective(clock: Clock, row: CollectiveRow) -> CollectiveRow:
+    """The row with its stamps in host time, ns. Only stamps are resolved, since group and unit may be below 0.
+
+    Who finds a collective done when it begins to wait for it goes on at once.
+    """
+    values = list(row)
+    for place, at in zip(_STAMPS, clock.resolve([values[place] for place in _STAMPS]), strict=True):
+        values[place] = at
+    row = CollectiveRow(*values)
+    return row._replace(resume_ns=max(row.resume_ns, row.wait_ns)) if row.resume_ns else row

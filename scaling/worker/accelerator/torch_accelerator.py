@@ -31,7 +31,7 @@ class TorchAccelerator(Accelerator):
 
     def __init__(self, kind: str, index: int) -> None:
         """`kind`: the type of the device, as torch names it."""
-        self.type = kind
+        self.type, self._is_cuda = kind, kind == cuda.TYPE
         self._row_s = 0.0
         self._module: Any = torch.get_device_module(kind)
         self._module.set_device(index)
@@ -102,7 +102,7 @@ class TorchAccelerator(Accelerator):
 
     def formats(self) -> tuple[str, ...]:
         """What the type of device has."""
-        return cuda.formats(self.torch_device) if self.is_cuda else super().formats()
+        return cuda.formats(self.torch_device) if self._is_cuda else super().formats()
 
     def random_state(self) -> tuple[torch.Tensor, ...]:
         """State of the host's and the device's generators, since dropout draws on the tensors' device."""
@@ -114,21 +114,16 @@ class TorchAccelerator(Accelerator):
 
     def peer_access(self, local_rank: int) -> bool | None:
         """The driver's answer for the device of that local rank."""
-        return cuda.peer_access(self.torch_device.index, local_rank) if self.is_cuda else None
+        return cuda.peer_access(self.torch_device.index, local_rank) if self._is_cuda else None
 
     def facts(self) -> dict[str, Any]:
         """Versions, name and memory."""
-        if self.is_cuda:
+        if self._is_cuda:
             return super().facts() | cuda.facts(self.torch_device)
         return super().facts() | {
             "device_name": self._module.get_device_name(self.torch_device),
             "device_memory_bytes": int(self._module.mem_get_info(self.torch_device)[1]),
         }
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether the functions of `cuda` apply."""
-        return self.type == cuda.TYPE
 
 
 def random_states() -> list[torch.Tensor]:

@@ -86,13 +86,10 @@ class SoloProbe(Detail):
     def _rows(self, forward_end_ns: int) -> list[CollectiveRow]:
         """The buckets of the step that has just ended: none was ready later than now."""
         over = now_ns()
+        ready = self._ready_at
         if self._ready:
             self._parameters.append(self._ready.of_parameters(forward_end_ns))
-        ready = (
-            [min(at, over) for at in self._ready.absolute_ns(forward_end_ns)]
-            if self._ready
-            else self._ready_at
-        )
+            ready = [min(at, over) for at in self._ready.absolute_ns(forward_end_ns)]
         return [
             CollectiveRow(seq=seq, kind=_ALL_REDUCE, group=1, bytes=size, ready_ns=at, launch_ns=0, done_ns=0)
             for seq, (size, at) in enumerate(zip(self._bytes, ready, strict=False))

@@ -16,40 +16,9 @@ import torch
 
 from scaling.reading import system_number, system_text
 from scaling.settings.environment import NOT_RECORDED, is_recorded, is_secret, is_secret_value
-from scaling.settings.run import Spec
 from scaling.units import spans
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
-
-SCHEMA = 1
-
-
-def describe(
-    spec: Spec,
-    rank: int,
-    host: int,
-    module: torch.nn.Module,
-    device: Accelerator,
-    tokens_per_sample: int | None = None,
-) -> dict[str, Any]:
-    """What a rank runs on, as its environment file holds it. Variables that may hold secrets are left out."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    return {
-        "schema": SCHEMA,
-        "rank": rank,
-        "host": host,
-        **machine(device),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
-        "device": spec.topology.device,
-        "backend": spec.topology.backend,
-        "parameters": sum(p.numel() for p in parameters),
-        "parameter_tensors": len(parameters),
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "buffers_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
-        "tokens_per_sample": tokens_per_sample,
-        "environment": recorded(spec.env),
-    }
 
 
 def machine(device: Accelerator, root: Path = Path("/")) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scaling.errors import let_go
 from scaling.records.files import decode, encode, write_json
 from scaling.records.format import ClockRecord
 from scaling.records.paths import RunFolder
@@ -123,8 +124,7 @@ class Budget:
         if self._promise is not None:
             whole_s = self._promise.warmup_s + self._promise.rounds_s
             slack_s = SLACK * self._promise.seconds
-            late_s = max(0.0, _since_command_s(session) - self._promise.start_s)
-            late_s = min(slack_s, late_s + _searched_late_s(session, self._promise))
+            late_s = min(slack_s, _late_s(session, self._promise))
         else:
             whole_s = allowance_s(self._measure)
             slack_s = UNPROMISED * self._measure.budget_s
@@ -207,21 +207,15 @@ def exchange_of(wire_bytes: int, took_s: Mapping[int, float], step_s: float) -> 
     return min(wire_bytes / largest * took_s[largest], step_s) if largest else 0.0
 
 
-def _searched_late_s(session: LaunchSession, promise: Promise) -> float:
-    """How much longer than it was said the search for the largest batch took; 0 without one."""
-    run = RunFolder(Path(session.folder.path).parent.parent)
-    if not promise.search_s or session.folder.index:
-        return 0.0
-    try:
-        return max(0.0, run.command.stat().st_mtime - run.plan.stat().st_mtime - promise.search_s)
-    except OSError:
-        return 0.0
+def _late_s(session: LaunchSession, promise: Promise) -> float:
+    """How much later than promised the launch has started, and the search for the largest batch took; 0: not known.
 
-
-def _since_command_s(session: LaunchSession) -> float:
-    """Seconds since the launch's command was noted, which was when the launch began; 0 where that is not known."""
-    command = RunFolder(Path(session.folder.path).parent.parent).command
-    try:
-        return max(0.0, time.time() - command.stat().st_mtime)
-    except OSError:
-        return 0.0
+    A launch begins when its command is noted.
+    """
+    run, late_s = RunFolder(Path(session.folder.path).parent.parent), 0.0
+    with let_go(OSError):
+        began_s = run.command.stat().st_mtime
+        late_s = max(0.0, time.time() - began_s - promise.start_s)
+        if promise.search_s and not session.folder.index:
+            late_s += max(0.0, began_s - run.plan.stat().st_mtime - promise.search_s)
+    return late_s

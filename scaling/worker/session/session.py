@@ -33,10 +33,10 @@ from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
 from scaling.worker.parallel.torch_private import default_store, set_timeout
 from scaling.worker.session.control import Control, compare_hosts
-from scaling.worker.session.environment import describe
+from scaling.worker.session.environment import machine, recorded
 from scaling.worker.session.progress import Progress
 
-MEMORY_SCHEMA = 1
+ENVIRONMENT_SCHEMA, MEMORY_SCHEMA = 1, 1
 CLOCKS_S = 60.0
 """In a long launch clocks are compared this often: they drift with their machines' temperature."""
 CLOCKS_SHARE = 0.05
@@ -74,8 +74,28 @@ class Session:
     def record_environment(
         self, spec: Spec, module: torch.nn.Module, tokens_per_sample: int | None = None, **overrides: Any
     ) -> None:
-        """Write what this rank runs on; `overrides` replace entries of it. Rank 0 stands for the run."""
-        environment = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample) | overrides
+        """Write what this rank runs on, but no variables that may hold secrets. Rank 0 stands for the run.
+
+        `overrides` replace entries of it.
+        """
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        environment = {
+            "schema": ENVIRONMENT_SCHEMA,
+            "rank": self.rank,
+            "host": self.host,
+            **machine(self.device),
+            "cores": len(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "device": spec.topology.device,
+            "backend": spec.topology.backend,
+            "parameters": sum(p.numel() for p in parameters),
+            "parameter_tensors": len(parameters),
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+            "buffers_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+            "tokens_per_sample": tokens_per_sample,
+            "environment": recorded(spec.env),
+            **overrides,
+        }
         if self.lead:
             write_json(self.folder.env(self.rank), environment, private=True)
         else:
@@ -158,10 +178,8 @@ class LaunchSession(Session):
     def _expect(self, step_s: float | None) -> None:
         self.progress.step_s = step_s
         limit = timedelta(seconds=collective_s(step_s, self.spec.measure.step_timeout_s))
-        for group in (
-            dist.group.WORLD,
-            *(g for each in self.groups.values() for g in (each.control, each.data)),
-        ):
+        groups = [group for each in self.groups.values() for group in (each.control, each.data)]
+        for group in (dist.group.WORLD, *groups):
             if group is not None and dist.get_backend(group) in ("nccl", "gloo"):  # torch knows only theirs
                 set_timeout(limit, group)
 
@@ -169,9 +187,8 @@ class LaunchSession(Session):
         """Build the model, shape it as the run's options say, move it to the device, and record the environment."""
         torch.manual_seed(self.spec.seed)
         # In a run by cases, each case switches checkpointing on or off.
-        throughout = (
-            dataclasses.replace(self.spec, checkpointing=False) if self.spec.kind.by_cases else self.spec
-        )
+        checkpointing = self.spec.checkpointing and not self.spec.kind.by_cases
+        throughout = dataclasses.replace(self.spec, checkpointing=checkpointing)
         workload = shaped(build(self.spec.model.target, self.spec.model.args), throughout)
         workload.module.to(self.device.torch_device)
         self.record_environment(self.spec, workload.module, workload.tokens_per_sample)
