@@ -23,7 +23,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,23 +90,15 @@ def _samples(lines: Sequence[bytes]) -> Iterator[Sample]:
             data = parse_json(line, any_depth=True)
             gpus, (system,) = _objects(data["gpus"]), _objects([data["system"]])
             time_ns = _typed(data["time_ns"], int)
+            for gpu in gpus:
+                _require(gpu.values(), _COUNTS)
+            _require([value for name, value in system.items() if name not in GROUPS], _FIGURES)
+            for group in (system[name] for name in GROUPS if system.get(name) is not None):
+                for part in _typed(group, dict).values():
+                    _require(part.values() if isinstance(part, dict) else [part], _FIGURES)
         except (ValueError, KeyError, TypeError):
             return
-        groups = [system[name] for name in GROUPS if system.get(name) is not None]
-        figures = [value for name, value in system.items() if name not in GROUPS]
-        if not all(_COUNTS.issuperset(map(type, gpu.values())) for gpu in gpus):
-            return
-        if not _FIGURES.issuperset(map(type, figures)) or not all(map(_are_counters, groups)):
-            return
         yield Sample(time_ns=time_ns, gpus=gpus, system=system)
-
-
-def _are_counters(group: Any) -> bool:
-    """Whether a group holds figures, or objects of figures."""
-    if not isinstance(group, dict):
-        return False
-    parts = [part.values() if isinstance(part, dict) else (part,) for part in group.values()]
-    return all(_FIGURES.issuperset(map(type, part)) for part in parts)
 
 
 def _gpus(values: Any) -> tuple[dict[str, Any], ...]:
@@ -130,7 +122,7 @@ def _facts(values: Any, texts: Sequence[str], lists: Sequence[str]) -> tuple[dic
     return devices
 
 
-def _require(values: Sequence[Any], kinds: set[Any]) -> None:
+def _require(values: Iterable[Any], kinds: set[Any]) -> None:
     if not kinds.issuperset(map(type, values)):
         raise TypeError("another type is expected")
 

@@ -7,7 +7,6 @@ import multiprocessing.util
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaling.errors import InputError
@@ -38,7 +37,9 @@ def main(arguments: list[str]) -> None:
     rank = plan.spec.topology.started(int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]
     os.environ["RANK"] = str(rank)
     os.umask(os.umask(0o022) | 0o002)  # a node may have another umask; others must not write
-    _log_to(folder.log(rank))
+    with open_to_write(folder.log(rank), append=True, mode=0o644) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     session: LaunchSession | None = None
     leave = watch(folder, rank, lambda: session.stage if session else "start")
     if not plan.spec.compiles:  # torch makes its cache's folder when it is imported, and leaves it behind
@@ -78,12 +79,6 @@ def _run(session: LaunchSession, run: RunFolder, what: str) -> None:
         from scaling.worker.session.launch import Launch  # noqa: PLC0415
 
         Launch(session).run()
-
-
-def _log_to(path: Path) -> None:
-    with open_to_write(path, append=True, mode=0o644) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
 
 
 def _report(error: BaseException, rank: int, folder: LaunchFolder, session: LaunchSession | None) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from scaling.settings.topology import SIMULATED, SimulatedDevice
 from scaling.worker.accelerator.clock import use_clock
-from scaling.worker.accelerator.torch_accelerator import TorchAccelerator
+from scaling.worker.accelerator.devices import TorchAccelerator
 from scaling_simulator.device import configure, host_spend_us, line, load, set_link, set_wire
 
 _GIGA, _TERA = 1e9, 1e12

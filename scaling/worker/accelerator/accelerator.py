@@ -137,16 +137,12 @@ class Precision:
     """fp32, tf32, bf16 or fp16 on one type of device. Parameters and gradients stay in fp32."""
 
     def __init__(self, name: str, device_type: str) -> None:
-        self._name = name
-        self._device_type = device_type
+        self._name, self._device_type = name, device_type
         set_tf32(name == "tf32")
-
-    @property
-    def autocast(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         """Context in which a forward runs."""
-        if self._name in DTYPES:
-            return functools.partial(torch.autocast, self._device_type, dtype=DTYPES[self._name])
-        return contextlib.nullcontext
+        if name in DTYPES:
+            self.autocast = functools.partial(torch.autocast, device_type, dtype=DTYPES[name])
 
     def scaler(self) -> torch.amp.GradScaler:
         """A scaler that keeps fp16 gradients in range; in other precisions it does nothing.

@@ -298,7 +298,6 @@ class Loader(Feed):
         self._levels[arm] = self._ready()
 
     def cost(self) -> tuple[int, int]:
-        """See Feed."""
         costs, self._costs = self._costs, []
         if not costs:
             return UNKNOWN
@@ -306,7 +305,7 @@ class Loader(Feed):
         return wall, cpu
 
     def fed_ns(self, clock: Clock, load: Callable[[Any], Any]) -> int:
-        """See Feed. Without workers every fetch makes its batch, so only `load` is timed."""
+        """Without workers every fetch makes its batch, so only `load` is timed."""
         tries = min(TRIES, self._fill(self._ahead)) if self._workers else TRIES
         spans: list[list[int]] = []
         with clock.window(2 * tries):

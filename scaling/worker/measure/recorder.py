@@ -7,7 +7,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from scaling.errors import let_go
@@ -100,9 +99,7 @@ class Usage:
         self.begin = Reading.take()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end = Reading.take()
 
     def fields(self) -> dict[str, Any]:

@@ -67,8 +67,7 @@ def rtdetr(
         num_queries=queries,
         num_labels=CLASSES,
     )
-    module = Detector(model)
-    return _detector(module, (image, image), objects, CLASSES)
+    return _detector(Detector(model), (image, image), objects, CLASSES)
 
 
 def yolos(

@@ -97,12 +97,15 @@ def shaped(workload: Workload, spec: Spec) -> Workload:
     if spec.task != "inference" and any(isinstance(m, nn.SyncBatchNorm) for m in workload.module.modules()):
         _check_norms(spec)
     if spec.channels_last:
-        _to_channels_last(workload.module)
+        if not any(p.dim() == 4 for p in workload.module.parameters()):
+            raise InputError(
+                "channels_last=true: the model has no 4-dimensional parameter, so nothing would change"
+            )
+        workload.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if spec.checkpointing:
         checkpoint_activations(workload)
     if spec.fused_optimizer:
-        fused = functools.partial(_fused, workload.optimizer)
-        workload = dataclasses.replace(workload, optimizer=fused)
+        workload = dataclasses.replace(workload, optimizer=functools.partial(_fused, workload.optimizer))
     return workload
 
 
@@ -168,14 +171,6 @@ GRAPHS_MAX = 256
 """Limit on graphs of one function: a few for each wrapper of each world size."""
 
 
-def _to_channels_last(module: nn.Module) -> None:
-    if not any(p.dim() == 4 for p in module.parameters()):
-        raise InputError(
-            "channels_last=true: the model has no 4-dimensional parameter, so nothing would change"
-        )
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
 def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
@@ -189,9 +184,9 @@ def _fused(
         raise InputError(
             f"fused_optimizer=true: {type(plain).__name__} has no fused form; torch's SGD, Adam, AdamW and Adagrad have"
         )
-    accepted = inspect.signature(type(plain)).parameters
-    settings = {k: v for k, v in plain.defaults.items() if k in accepted}
-    groups = [{k: v for k, v in g.items() if k == "params" or k in accepted} for g in plain.param_groups]
-    for group in groups:
-        group |= {"fused": True, "foreach": False}
-    return type(plain)(groups, **settings | {"fused": True, "foreach": False})
+    accepted = {"params", *inspect.signature(type(plain)).parameters}
+    settings, *groups = (
+        {k: v for k, v in given.items() if k in accepted} | {"fused": True, "foreach": False}
+        for given in (plain.defaults, *plain.param_groups)
+    )
+    return type(plain)(groups, **settings)

@@ -21,8 +21,7 @@ def resnet(block: str, depths: Sequence[int], widths: Sequence[int], image: int,
         hidden_sizes=list(widths),
         num_labels=classes,
     )
-    module = Logits(model)
-    return classifier(module, image, classes, momentum)
+    return classifier(Logits(model), image, classes, momentum)
 
 
 def vit(

@@ -33,7 +33,7 @@ from scaling.settings.schedule import (
     messages,
 )
 from scaling.worker.accelerator.clock import resolve_collective
-from scaling.worker.accelerator.torch_accelerator import random_states, set_random_states
+from scaling.worker.accelerator.devices import random_states, set_random_states
 from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, stamps_of
 from scaling.worker.measure.probe import SoloProbe
 from scaling.worker.measure.recorder import Usage

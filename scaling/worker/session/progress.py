@@ -1,11 +1,8 @@
 """Rank 0 writes the launch's progress, and what the launcher's patience depends on (settings/timeouts.py).
 
-Count what this rank has finished, in memory that the host's sampler reads (scaling/hardware/telemetry.py).
-
-A beat is a step, a collective or a phase that has returned. Counting writes eight bytes of memory and calls nothing,
-so that it may stand between timed steps.
-
-Run the host's telemetry beside the workers. The first rank of each host starts and ends it.
+Each rank counts what it has finished in memory that the host's sampler reads (scaling/hardware/telemetry.py), which
+the first rank of the host starts and ends. A beat is a step, a collective or a phase that has returned. Counting
+writes eight bytes of memory and calls nothing, so that it may stand between timed steps.
 """
 
 from __future__ import annotations
@@ -67,18 +64,15 @@ class Progress:
         beat()
         if not self._lead:
             return
-        write_json(
-            self._path,
-            {
-                "stage": stage,
-                "rounds": rounds,
-                "elapsed_s": round(elapsed_s, 1),
-                "left_s": left_s,
-                "step_s": self.step_s,
-                "expected_s": expected_s,
-            },
-            indent=None,
-        )
+        progress = {
+            "stage": stage,
+            "rounds": rounds,
+            "elapsed_s": round(elapsed_s, 1),
+            "left_s": left_s,
+            "step_s": self.step_s,
+            "expected_s": expected_s,
+        }
+        write_json(self._path, progress, indent=None)
 
 
 PERIOD_S = 1.0
@@ -98,10 +92,8 @@ def sampling(
         return
     files = [str(folder.telemetry(host)), "" if own_loop else str(folder.pulse(host))]
     arguments = [*files, str(host), str(PERIOD_S), str(os.getpid()), BEATS]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scaling.hardware.sampler", *arguments],
-        stdin=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "scaling.hardware.sampler", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         yield
     finally:

@@ -39,7 +39,8 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> Callable
     first: a rank that a signal had stopped fails when it continues, because its peers are gone, and where it stood says
     more than that failure.
     """
-    _die_with_the_agent()
+    # PR_SET_PDEATHSIG: the torchrun that started this rank leaves no process behind when it dies.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     faulthandler.enable()
     main = threading.get_ident()
     reader, writer = os.pipe()
@@ -132,8 +133,3 @@ def _look_away() -> None:
     signal.set_wakeup_fd(-1)
     faulthandler.unregister(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _die_with_the_agent() -> None:
-    """Ask for SIGKILL when the torchrun that started this rank dies, so that no process is left behind."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
