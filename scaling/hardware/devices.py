@@ -167,16 +167,10 @@ class Host:
         for kind in ("infiniband", "net"):
             for entry in sorted((self._root / "sys/class" / kind).glob("*")):
                 device = entry / "device"
-                if not device.exists():
-                    continue
-                nics.append(
-                    {
-                        "name": entry.name,
-                        "kind": kind,
-                        "pci": self.pci_path(device.resolve().name),
-                        "numa_node": _node(system_number(device / "numa_node")),
-                    }
-                )
+                if device.exists():
+                    place, node = device.resolve().name, _node(system_number(device / "numa_node"))
+                    nic = {"name": entry.name, "kind": kind, "pci": self.pci_path(place), "numa_node": node}
+                    nics.append(nic)
         return nics
 
     def numa_node(self, address: str) -> int | None:

@@ -222,10 +222,10 @@ def record(path: Path, parent: int, memory: str) -> None:
 
     def beat() -> None:
         with contextlib.suppress(OSError, IndexError, ValueError):
-            ranks, stop = RankWatch(parent, memory), threading.Event()
+            ranks = RankWatch(parent, memory)
             while True:
                 _write(path, ranks.pulse())
-                stop.wait(PERIOD_S)
+                time.sleep(PERIOD_S)
 
     threading.Thread(target=beat, name="pulse", daemon=True).start()
 

@@ -121,7 +121,7 @@ class Fault:
 
 
 def on_the_bench():
-    """Whether the harness takes this step in scaling.worker.checks.steps.benched."""
+    """Whether the harness takes this step in scaling.worker.checks.kernels.note_step."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "benched":
         frame = frame.f_back

@@ -6,6 +6,7 @@ Run training steps of a case under DDP, with gradients and optimizer state in me
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,7 +49,6 @@ class Inference(Runner):
         self._seed = spec.seed + rank
         self._module = workload.module.eval()
         self._call: Callable[[Any], Any] = self._module
-        self._compiled: Callable[[Any], Any] | None = None
         self._inputs: Any = None
         self._precision = Precision("fp32", device.type)
         self._dtype = torch.float32
@@ -62,7 +62,7 @@ class Inference(Runner):
         generator = torch.Generator().manual_seed(self._seed)
         inputs, _ = self._workload.make_batch(case.batch, generator)
         self._inputs = self._device.stage(tree_map_only(torch.Tensor, self._cast, inputs))
-        self._call = self._compile() if variant.compile else self._module
+        self._call = self._compiled if variant.compile else self._module
 
     def alone(self) -> None:
         """Answer one request, without waiting for it."""
@@ -106,11 +106,10 @@ class Inference(Runner):
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor
 
-    def _compile(self) -> Callable[[Any], Any]:
-        if self._compiled is None:
-            limit_recompiles(RECOMPILES)
-            self._compiled = torch.compile(self._module, dynamic=False)
-        return self._compiled
+    @functools.cached_property
+    def _compiled(self) -> Callable[[Any], Any]:
+        limit_recompiles(RECOMPILES)
+        return torch.compile(self._module, dynamic=False)
 
 
 SETTLING = 2

@@ -182,7 +182,7 @@ class Study:
             self._prepare(stage, n)
         # Ranks outside the world size sleep on the store meanwhile.
         fitting = [i for i in range(len(self._cases)) if self._fits(n, i)]
-        alive = session.control.agree(f"alive/{stage}", fitting, lead=session.lead)
+        alive = session.control.agree(f"alive/{stage}", fitting)
         for size in sizes:
             for index in range(len(self._cases)):
                 if (n, index) in self._judged:
@@ -257,7 +257,7 @@ class Study:
         measure = self._session.spec.measure
         steps = min(measure.rounds_min, LEAST_ROUNDS) * CASE_LEAST * len(arms(self._session.spec))
         over = steps * self._alone_s > self._budget.limit_s / self._stages_left(stage)
-        return bool(self._session.control.agree(f"dear/{stage}/{index}", over, lead=self._session.lead))
+        return bool(self._session.control.agree(f"dear/{stage}/{index}", over))
 
     def _alone(self, case: Case) -> None:
         begin = now_ns()
@@ -280,7 +280,7 @@ class Study:
                 if index == 0:
                     left_s = self._budget.warmup_left_s() / len(self._cases)
                     enough = 1 if WARMUP_MIN * took / 1e9 > left_s else WARMUP_MIN
-                    steps = session.control.agree(f"warm/{key}", enough, lead=session.lead)
+                    steps = session.control.agree(f"warm/{key}", enough)
                 if index + 1 >= steps:
                     break
         return took
@@ -294,7 +294,7 @@ class Study:
         if session.lead:
             pace = Pace(spec.measure, means, budget_s=budget_s, limit_s=limit_s)
             lengths = case_lengths(spec.measure, step_ns, budget_s=budget_s, arms=len(arms(spec)))
-        agreed = session.control.agree(f"steps/{stage}", lengths, lead=session.lead)
+        agreed = session.control.agree(f"steps/{stage}", lengths)
         session.timed(str(stage), max(step_ns) / 1e9)
         lengths_of: dict[Pair, tuple[int, int]] = dict(zip(alive, agreed, strict=True))
 

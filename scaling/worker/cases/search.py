@@ -81,7 +81,7 @@ class Search:
     def _late(self, index: int, batch: int, a_sample_s: float) -> bool:
         """Whether there is no time for a batch and for its proof; rank 0 decides for all. The first is always tried."""
         over = a_sample_s > 0 and time.monotonic() + PROVED * batch * a_sample_s > self._end_s
-        return bool(self._session.control.agree(f"late/{index}/{batch}", over, lead=self._session.lead))
+        return bool(self._session.control.agree(f"late/{index}/{batch}", over))
 
     def _try(self, index: int, search: VariantSearch, batch: int, steps: int) -> Judged:
         """Try a batch alone first, so that no rank waits for one that ran out of memory, and then together."""

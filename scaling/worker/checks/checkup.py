@@ -164,7 +164,7 @@ class Checkup:
         """
         compared = self._session.compare_clocks("begin")
         ahead_ns = time.time_ns() - now_ns()
-        lead_ahead_ns = int(self._session.control.agree("wall", ahead_ns, lead=self._session.lead))
+        lead_ahead_ns = int(self._session.control.agree("wall", ahead_ns))
         return compared.offset_ns + ahead_ns - lead_ahead_ns, compared.bound_ns
 
     def _enter(self, stage: str) -> None:

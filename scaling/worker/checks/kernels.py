@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median_high
 from typing import Any
 
@@ -21,7 +22,7 @@ from scaling.records.files import write_json
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import is_virtual, now_ns, sleeps
 from scaling.worker.checks import ceilings
-from scaling.worker.checks.steps import Bench, benched
+from scaling.worker.checks.steps import Bench
 from scaling.worker.checks.work import Layers, flops_of, is_free
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.step import Loop
@@ -57,10 +58,11 @@ TYPES = {
 def note_step(session: LaunchSession, workload: Workload, precision: Precision) -> None:
     """Write roofline-0.json and kernels-0.json from rank 0, while all ranks do the same, for the largest world size.
 
-    A step that cannot be counted, or timed, leaves no such file and the run goes on. The trial itself then finds
-    whether the step fits or fails.
+    A step that cannot be counted, or timed, leaves a line and no such file, nothing of it stays on the device, and the
+    run goes on. The trial itself then finds whether the step fits or fails.
     """
-    device, asked = session.device, session.plan.spec.precision
+    plan, device, asked = session.plan, session.device, session.plan.spec.precision
+    trial = max(plan.trials, key=lambda t: t.world_size)
 
     def counted(bench: Bench) -> Roofline:
         work = bench.work()
@@ -72,13 +74,22 @@ def note_step(session: LaunchSession, workload: Workload, precision: Precision) 
     def timed(bench: Bench) -> KernelTable:
         return measure(bench.loop(bench.batch)[0], device, batch=bench.batch, precision=asked)
 
+    def benched(what: str, file: Path, do: Callable[[Bench], Roofline | KernelTable]) -> None:
+        try:
+            document = do(Bench(plan, trial, workload, device, precision, session.rank))
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
+            print(f"no {what}: {type(error).__name__}: {error}")
+        else:
+            if session.lead:
+                write_json(file, document, indent=None)
+        finally:
+            workload.module.zero_grad(set_to_none=True)
+            device.release_memory()
+            device.reset_peak()
+
     if not is_virtual():  # there the ceilings are settings, and a second is long
-        line = benched(session, workload, precision, "roofline", counted)
-        if line is not None and session.lead:
-            write_json(session.folder.roofline(0), line, indent=None)
-    table = benched(session, workload, precision, "kernel times", timed)
-    if table is not None and session.lead:
-        write_json(session.folder.kernels(0), table, indent=None)
+        benched("roofline", session.folder.roofline(0), counted)
+    benched("kernel times", session.folder.kernels(0), timed)
 
 
 def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> KernelTable:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
@@ -21,12 +20,10 @@ from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import resident_bytes
 from scaling.worker.measure.step import Loop, step_row
 from scaling.worker.parallel.torch_private import tensors_in
-from scaling.worker.session.session import LaunchSession
 
 WARMUP = 3
 STEPS = 8
 BATCHES = 2
-Found = TypeVar("Found")
 
 
 class Bench:
@@ -135,23 +132,3 @@ class Bench:
         optimizer.zero_grad(set_to_none=True)
         note("optimizer")
         return tuple(phases)
-
-
-def benched(
-    session: LaunchSession, workload: Workload, precision: Precision, what: str, do: Callable[[Bench], Found]
-) -> Found | None:
-    """What `do` finds at the batch of the largest world size; nothing of it stays on the device.
-
-    A step that fails gives None and a line that there is no `what`, and the run goes on.
-    """
-    plan, device = session.plan, session.device
-    trial = max(plan.trials, key=lambda t: t.world_size)
-    try:
-        return do(Bench(plan, trial, workload, device, precision, session.rank))
-    except Exception as error:  # noqa: BLE001  # a model may raise anything
-        print(f"no {what}: {type(error).__name__}: {error}")
-        return None
-    finally:
-        workload.module.zero_grad(set_to_none=True)
-        device.release_memory()
-        device.reset_peak()

@@ -71,7 +71,7 @@ def warm_up(
     compiling apart. Where steps are long, each use takes fewer of them. `key` sets it apart from others of the launch.
     """
     key = key or str(trial.world_size)
-    n, clock, lead = trial.world_size, session.device.clock, session.lead
+    n, clock = trial.world_size, session.device.clock
     control, measure, group = session.control, session.spec.measure, session.groups[trial.world_size]
     for feed in arms.feeds():
         feed.prepare("warm-up", n)
@@ -88,7 +88,7 @@ def warm_up(
         with arms.open(arm, detailed=detailed, half=half, timed=False) as opened:
             if index == 0:
                 alone_ns = _chunk(opened.loop, clock, 1)
-                chunk = control.agree(f"chunk/{key}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)
+                chunk = control.agree(f"chunk/{key}", _chunk_of(alone_ns, len(uses), limit_s))
             took = _chunk(opened.loop, clock, chunk - 1 if index == 0 else chunk)
             alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
             if arm == PROBE:  # look at the messages of one step alone
@@ -119,7 +119,7 @@ def warm_up(
                 measure,
                 backend,
                 send,
-                lambda what, value: control.agree(f"fabric/{key}/{what}", value, lead=lead),
+                lambda what, value: control.agree(f"fabric/{key}/{what}", value),
             )
     step_ns = before // chunk
     if participants > n:  # a block takes as long as its slowest sub-group
@@ -149,7 +149,7 @@ def _settled(
         steps += chunk
         over = time.monotonic() + took / 1e9 > until_s
         steady = over or took > before * (1 - WARMUP_SETTLED)
-        settled = session.control.agree(f"warm/{key}/{steps}", steady, lead=session.lead)
+        settled = session.control.agree(f"warm/{key}/{steps}", steady)
     return steps, took
 
 

@@ -90,9 +90,9 @@ class Control:
         self.wait(key)
         return json.loads(self._store.get(key))
 
-    def agree(self, key: str, value: Any, *, lead: bool) -> Any:
-        """The lead's value, on every rank that asks for `key`."""
-        if lead:
+    def agree(self, key: str, value: Any, *, lead: bool | None = None) -> Any:
+        """The lead's value, on every rank that asks for `key`. `lead`: whether it is this rank; None: it is rank 0."""
+        if self._rank == 0 if lead is None else lead:
             self.say(key, value)
             return value
         return self.hear(key)

@@ -180,13 +180,11 @@ class Launch:
         participants = sum(map(len, session.parts[n]))
         for k, spec in enumerate(strategies if session.rank < participants else ()):
             self._prepare_strategy(trial, workload, k, spec, limit_s / len(strategies))
-        if session.rank < participants and not any((n, k) in self._ready for k in range(len(strategies))):
-            free(session.groups, n)
         fitting = [k for k in range(len(strategies)) if (n, k) in self._ready]
+        if session.rank < participants and not fitting:
+            free(session.groups, n)
         whole = [k for k in fitting if self._ready[n, k].arms.whole]
-        self._fitting[n], self._whole[n] = session.control.agree(
-            f"ready/{n}", [fitting, whole], lead=session.lead
-        )
+        self._fitting[n], self._whole[n] = session.control.agree(f"ready/{n}", [fitting, whole])
         if not self._fitting[n] and session.lead:
             write_json(session.folder.out_of_memory(n), {"world_size": n})
         return bool(self._fitting[n])
@@ -266,7 +264,7 @@ class Launch:
             lengths = block_steps(
                 measure, took, dropped=least, bunch=bunch(self._spec), budget_s=budget.rounds_s
             )
-        most, lead_in = session.control.agree("steps", lengths, lead=session.lead)
+        most, lead_in = session.control.agree("steps", lengths)
         session.timed("rounds", max(took) / 1e9 if session.lead else 0.0)
 
         def turns(number: int, share: float) -> list[Turn]:

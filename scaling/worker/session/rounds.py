@@ -85,7 +85,7 @@ def run_rounds(
         more = 0.0
         if pace is not None and not cut and pace.go_on(number, elapsed_s):
             more = max(pace.share(number, elapsed_s), SHARE_MIN)
-        share, due = session.control.agree(f"go/{key}{number}", [more, session.clocks_due], lead=session.lead)
+        share, due = session.control.agree(f"go/{key}{number}", [more, session.clocks_due])
         if share > 0 and due:
             note(session.compare_clocks(f"end of {label}round {number}"))
 
@@ -176,7 +176,7 @@ class Budget:
     def _agreed(self, key: str, proposal: Content | None) -> Content:
         session = self._session
         document = encode(proposal) if proposal is not None else None
-        content = decode(Content, session.control.agree(key, document, lead=session.lead))
+        content = decode(Content, session.control.agree(key, document))
         if session.lead and content != session.plan.content:
             write_json(session.folder.content, content)
         return content

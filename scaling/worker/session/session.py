@@ -169,7 +169,7 @@ class LaunchSession(Session):
 
     def timed(self, key: str, step_s: float) -> None:
         """From here on a step takes about rank 0's `step_s`, so hangs are noticed sooner. All ranks call this."""
-        self._expect(float(self.control.agree(f"timed/{key}", step_s, lead=self.lead)))
+        self._expect(float(self.control.agree(f"timed/{key}", step_s)))
 
     def untimed(self) -> None:
         """From here on nobody knows how long a step takes."""

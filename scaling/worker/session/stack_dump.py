@@ -60,7 +60,8 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> Callable
             pass  # another signal woke it
         try:
             stack = interrupted[0] if interrupted else _calls(sys._current_frames()[main])  # noqa: SLF001
-            write_json(folder.stack(rank), note(rank, stage(), stack))
+            places = {"rank": rank, "stage": stage(), "collective": last_collective(), "entered": entered()}
+            write_json(folder.stack(rank), {**places, "stack": stack})
         finally:
             os._exit(ENDED)
 
@@ -73,19 +74,8 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> Callable
     return leave
 
 
-def note(rank: int, stage: str, stack: list[str]) -> dict[str, Any]:
-    """stack-<r>.json: `FILE:LINE in FUNCTION`, innermost first."""
-    return {
-        "rank": rank,
-        "stage": stage,
-        "collective": last_collective(),
-        "entered": entered(),
-        "stack": stack,
-    }
-
-
 def _calls(frame: FrameType | None) -> list[str]:
-    """The stack from a frame outwards, in the form of `note`, without the signal handler."""
+    """The stack from a frame outwards, `FILE:LINE in FUNCTION`, without the signal handler."""
     calls: list[str] = []
     for each, line in traceback.walk_stack(frame):
         calls.append(f"{each.f_code.co_filename}:{line} in {each.f_code.co_name}")
