@@ -51,11 +51,9 @@ def find_machine() -> Machine:
 
 def _gpus() -> tuple[Gpu, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
-        return ()
-    if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110
-        return ()
-    pynvml = open_nvml()
+    hidden = visible is not None and visible.strip() in ("", "-1", "NoDevFiles")
+    driver = any(os.path.exists(path) for path in ("/proc/driver/nvidia", "/dev/nvidiactl"))  # noqa: PTH110
+    pynvml = open_nvml() if driver and not hidden else None
     if pynvml is None:
         return ()
     try:

@@ -160,9 +160,9 @@ class RankPulse:
 class RankWatch:
     """The ranks of this host: the children of the torchrun that started the rank `parent`."""
 
-    def __init__(self, parent: int, memory: str, proc: Path = Path("/proc")) -> None:
+    def __init__(self, parent: int, memory: str) -> None:
         """`parent`: one of the ranks; `memory`: name of the memory (memfd) in which each counts its beats."""
-        self._proc, self._memory = proc, memory
+        self._memory = memory
         self._agent = int(self._stat(parent)[1])
         self._names: dict[int, int | None] = {}
 
@@ -191,7 +191,7 @@ class RankWatch:
 
     def _beats(self, pid: int) -> int | None:
         with contextlib.suppress(OSError):
-            for descriptor in (self._proc / str(pid) / "fd").iterdir():
+            for descriptor in Path("/proc", str(pid), "fd").iterdir():
                 if self._memory in str(descriptor.readlink()):
                     return int(struct.unpack("q", descriptor.read_bytes()[:BEATS_BYTES])[0])
         return None
@@ -214,7 +214,7 @@ class RankWatch:
         return self._text(pid, "stat").rpartition(")")[2].split()
 
     def _text(self, pid: int, name: str) -> str:
-        return (self._proc / str(pid) / name).read_text(encoding="utf-8", errors="replace")
+        return Path("/proc", str(pid), name).read_text(encoding="utf-8", errors="replace")
 
 
 def record(path: Path, parent: int, memory: str) -> None:

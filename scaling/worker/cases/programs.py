@@ -43,8 +43,7 @@ class Inference(Runner):
     """
 
     def __init__(self, spec: Spec, workload: Workload, device: Accelerator, *, rank: int) -> None:
-        self._workload = workload
-        self._device = device
+        self._workload, self._device = workload, device
         self._load = loading(spec, device.load)
         self._seed = spec.seed + rank
         self._module = workload.module.eval()
@@ -122,10 +121,7 @@ class Training(Runner):
     def __init__(
         self, spec: Spec, workload: Workload, groups: Mapping[int, Group], device: Accelerator, *, rank: int
     ) -> None:
-        self._spec = spec
-        self._workload = workload
-        self._groups = groups
-        self._device = device
+        self._spec, self._workload, self._groups, self._device = spec, workload, groups, device
         self._seed = spec.seed * 1_000_003 + rank
         self._optimizer = workload.optimizer(workload.module.parameters())
         self._faults = Faults(Inject(), rank=rank, first_on_host=False)

@@ -26,10 +26,7 @@ class Search:
     """
 
     def __init__(self, session: LaunchSession, runner: Runner, limit: Limit, largest: Largest) -> None:
-        self._session = session
-        self._runner = runner
-        self._limit = limit
-        self._largest = largest
+        self._session, self._runner, self._limit, self._largest = session, runner, limit, largest
         self._jury = Jury(session.control, session.device, limit, rank=session.rank)
         self._end_s = time.monotonic() + session.spec.measure.budget_s
 
