@@ -236,40 +236,36 @@ class Parity:
     def record(self, precisions: tuple[str, ...]) -> Iterator[PrecisionRecord]:
         """The reference first, then each of `precisions`. Without the reference, records have no errors."""
         for name in (REFERENCE, *(p for p in precisions if p != REFERENCE)):
-            compared = self._fitting(name)
+            compared = self._compared(name)
             if compared is None:
                 self._device.release_memory()
             else:
                 yield compared
 
-    def _fitting(self, name: str) -> PrecisionRecord | None:
+    def _compared(self, name: str) -> PrecisionRecord | None:
         """None where memory ran out. The exception is dropped here, since its frames keep alive what was allocated."""
         try:
-            return self._precision(name)
+            run, again = self._run(name, 1), self._run(name, 2)
+            if name == REFERENCE:
+                self._reference = run
+            reference = self._reference
+            steps = (against(s, reference.steps[k] if reference else None) for k, s in enumerate(run.steps))
+            return PrecisionRecord(
+                precision=name,
+                scale=run.scale,
+                layers=layers(run.outputs, reference.outputs if reference else {}),
+                gradients=layers(run.gradients, reference.gradients if reference else {}),
+                steps=tuple(steps),
+                repeat_parted=parted(run, again),
+                step_ns=tuple(run.step_ns),
+                peak_bytes=run.peak_bytes,
+            )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             first_line = str(error).strip().split("\n")[0][:300]
             self.left_out[name] = f"{type(error).__name__}: {first_line}"
         return None
-
-    def _precision(self, name: str) -> PrecisionRecord:
-        run, again = self._run(name, 1), self._run(name, 2)
-        if name == REFERENCE:
-            self._reference = run
-        reference = self._reference
-        return PrecisionRecord(
-            precision=name,
-            scale=run.scale,
-            layers=layers(run.outputs, reference.outputs if reference else {}),
-            gradients=layers(run.gradients, reference.gradients if reference else {}),
-            steps=tuple(
-                against(step, reference.steps[k] if reference else None) for k, step in enumerate(run.steps)
-            ),
-            repeat_parted=parted(run, again),
-            step_ns=tuple(run.step_ns),
-            peak_bytes=run.peak_bytes,
-        )
 
     def _run(self, name: str, number: int) -> Run:
         torch.manual_seed(self._seed)

@@ -42,9 +42,6 @@ from scaling.worker.parallel.strategy import Detail, Taken, done_in_time, resolv
 LEAD_IN_BYTES = 2**16
 """A message of this size runs unrecorded before a sweep or pairs: the first one after a pause is slow."""
 
-Stamps = Sequence[Sequence[int]]
-"""Tokens of each step, as `Loop` or `Exchange` takes them."""
-
 
 class BlockRunner:
     """Runs the blocks of one launch."""
@@ -115,13 +112,26 @@ class BlockRunner:
         )
 
     def _exchanged(self, block: Block, arms: Arms, sweep: Sequence[int]) -> float:
-        exchanges = self._messages(block, arms, sweep)
+        group, clock = self._groups[block.key], self._device.clock
         dtype = torch.float32 if block.arm == FABRIC else arms.wire_dtype
-        largest = max(message.bytes for messages in exchanges for message in messages)
-        with self._exchange.reserved(max(largest, LEAD_IN_BYTES)):
-            rows, collectives, usage = self._exchanges(block, exchanges, dtype)
-        done = [step_row(self._device.clock.resolve(row)) for row in rows]
-        return self._record(block, arms, done, collectives, usage, lead_in=0)
+        exchanges = self._messages(block, arms, sweep)
+        sent = [message for messages in exchanges for message in messages]
+        rows: list[PlainRow] = []
+        collectives: list[list[CollectiveRow]] = []
+        with self._exchange.reserved(max(LEAD_IN_BYTES, *(message.bytes for message in sent))):
+            if block.arm in (FABRIC, PAIRS):
+                for kind in dict.fromkeys(message.kind for message in sent):
+                    self._exchange.once(group, LEAD_IN_BYTES, kind)
+            with clock.window(stamps_of(exchanges)):
+                self._together(block)
+                with Usage() as usage:
+                    for messages in exchanges:
+                        row, done = self._exchange.run(group, messages, dtype)
+                        rows.append(row)
+                        collectives.append(done)
+                    self._device.synchronize()
+        steps = [step_row(clock.resolve(row)) for row in rows]
+        return self._record(block, arms, steps, collectives, usage, lead_in=0)
 
     def _record(
         self,
@@ -160,7 +170,8 @@ class BlockRunner:
 
     def _steps(
         self, block: Block, arms: Arms, opened: Opened, steps: int, lead_in: int
-    ) -> tuple[Stamps, list[Taken], Usage]:
+    ) -> tuple[list[list[int]], list[Taken], Usage]:
+        """The tokens of each step, as `Loop` takes them, and what it left beside them."""
         rows: list[list[int]] = []
         comms: list[Taken] = []
         loop, stamped = opened.loop, block.arm != PLAIN
@@ -181,25 +192,6 @@ class BlockRunner:
         if block.arm == PROBE and block.detailed and not opened.withheld:
             arms.messages(detail.wire)
         return rows, comms, usage
-
-    def _exchanges(
-        self, block: Block, exchanges: list[list[Message]], dtype: torch.dtype
-    ) -> tuple[Stamps, list[list[CollectiveRow]], Usage]:
-        rows: list[PlainRow] = []
-        collectives: list[list[CollectiveRow]] = []
-        group = self._groups[block.key]
-        if block.arm in (FABRIC, PAIRS):
-            for kind in dict.fromkeys(message.kind for messages in exchanges for message in messages):
-                self._exchange.once(group, LEAD_IN_BYTES, kind)
-        with self._device.clock.window(stamps_of(exchanges)):
-            self._together(block)
-            with Usage() as usage:
-                for messages in exchanges:
-                    row, done = self._exchange.run(group, messages, dtype)
-                    rows.append(row)
-                    collectives.append(done)
-                self._device.synchronize()
-        return rows, collectives, usage
 
     def _messages(self, block: Block, arms: Arms, sweep: Sequence[int]) -> list[list[Message]]:
         """One list per repetition: the model's buckets in a row, or a single message of the sweep."""
