@@ -171,11 +171,10 @@ def against(step: Step, reference: Step | None) -> ParityStep:
     }
     worst = max(errors, key=lambda n: math.inf if errors[n] is None else errors[n] or 0.0, default="")
     finite = math.isfinite(step.loss)
+    known = finite and math.isfinite(expected)
     return ParityStep(
         loss=step.loss if finite else None,
-        loss_error=abs(step.loss - expected) / (abs(expected) or 1.0)
-        if finite and math.isfinite(expected)
-        else None,
+        loss_error=abs(step.loss - expected) / (abs(expected) or 1.0) if known else None,
         gradient_error=_together(step.gradients, expected_gradients),
         weight_error=_together(step.weights, reference.weights if reference else {}),
         worst_layer=worst,

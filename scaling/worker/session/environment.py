@@ -133,7 +133,9 @@ def _cgroup(root: Path) -> dict[str, Any]:
     base = root / "sys/fs/cgroup"
     for line in (system_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        for folder in _and_parents(base / (controllers or "."), path):
+        inner = Path(path.lstrip("/"))
+        for part in (inner, *inner.parents):
+            folder = base / (controllers or ".") / part
             quota = (system_text(folder / "cpu.max") or "").split()
             if len(quota) == 2 and quota[0] != "max":
                 cores.append(int(quota[0]) / int(quota[1]))
@@ -146,11 +148,6 @@ def _cgroup(root: Path) -> dict[str, Any]:
                 if limit is not None and limit < _UNLIMITED_V1:
                     memory.append(limit)
     return {"cgroup_cores": min(cores, default=None), "cgroup_memory_bytes": min(memory, default=None)}
-
-
-def _and_parents(base: Path, path: str) -> list[Path]:
-    inner = Path(path.lstrip("/"))
-    return [base / inner, *(base / parent for parent in inner.parents)]
 
 
 def _limit(number: int) -> int | None:
