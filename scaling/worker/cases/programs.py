@@ -15,13 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import AnyStepRow, PlainRow
 from scaling.settings.cases import LATENCY, Case, Variant, cases, variants
-from scaling.settings.run import Inject, Spec
+from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import DTYPES, Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.cases.runner import Runner
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
-from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.step import Loop, step_row
 from scaling.worker.models.options import checkpoint_activations, loading
 from scaling.worker.parallel.ddp import wrap
@@ -57,7 +56,10 @@ class Inference(Runner):
         self.drop()
         variant = case.variant
         self._precision = Precision(variant.precision, self._device.type)
-        self._to(torch.float32 if variant.autocast else DTYPES.get(variant.precision, torch.float32))
+        dtype = torch.float32 if variant.autocast else DTYPES.get(variant.precision, torch.float32)
+        if dtype != self._dtype:  # in place: the values are synthetic, so rounding them does no harm
+            self._module.to(dtype)
+            self._dtype = dtype
         generator = torch.Generator().manual_seed(self._seed)
         inputs, _ = self._workload.make_batch(case.batch, generator)
         self._inputs = self._device.stage(tree_map_only(torch.Tensor, self._cast, inputs))
@@ -96,12 +98,6 @@ class Inference(Runner):
             self._call(self._load(self._inputs))
         beat()
 
-    def _to(self, dtype: torch.dtype) -> None:
-        """Convert in place: the values are synthetic, so rounding them does no harm."""
-        if dtype != self._dtype:
-            self._module.to(dtype)
-            self._dtype = dtype
-
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor
 
@@ -124,7 +120,6 @@ class Training(Runner):
         self._spec, self._workload, self._groups, self._device = spec, workload, groups, device
         self._seed = spec.seed * 1_000_003 + rank
         self._optimizer = workload.optimizer(workload.module.parameters())
-        self._faults = Faults(Inject(), rank=rank, first_on_host=False)
         self._ddp: DistributedDataParallel | None = None
         self._loop: Loop | None = None
         asked = [case.batch // case.variant.accumulation_steps for case in cases(spec)]
@@ -231,6 +226,5 @@ class Training(Runner):
             accumulation=variant.accumulation_steps,
             device=self._device,
             precision=Precision(variant.precision, self._device.type),
-            faults=self._faults,
             load=loading(self._spec, self._device.load),
         )

@@ -10,13 +10,11 @@ import torch
 from scaling.records.checkup import PhaseMemory, StepTimes, StepWork
 from scaling.records.format import StepRow
 from scaling.settings.plan import Plan, Trial
-from scaling.settings.run import Inject
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.memory import OUT_OF_MEMORY
 from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
-from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import resident_bytes
 from scaling.worker.measure.step import Loop, step_row
 from scaling.worker.parallel.torch_private import tensors_in
@@ -40,7 +38,6 @@ class Bench:
     ) -> None:
         self._spec, self._workload = plan.spec, workload
         self._device, self._precision, self._rank = device, precision, rank
-        self._faults = Faults(Inject(), rank=rank, first_on_host=False)
         self.batch = trial.batch
         """Samples a rank and step."""
 
@@ -88,7 +85,6 @@ class Bench:
             accumulation=self._spec.accumulation_steps,
             device=self._device,
             precision=self._precision,
-            faults=self._faults,
         )
         return loop, batches
 

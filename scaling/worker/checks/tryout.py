@@ -26,7 +26,7 @@ from scaling.errors import InputError
 from scaling.records.files import decode, encode
 from scaling.settings.cases import batches, variants
 from scaling.settings.estimate import TimedStep, Timing
-from scaling.settings.run import Data, Inject, Spec
+from scaling.settings.run import Data, Spec
 from scaling.settings.topology import CPU, SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu, Precision
 from scaling.worker.accelerator.devices import open_device
@@ -34,7 +34,6 @@ from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import open_feed
 from scaling.worker.data.workload import Workload, build
-from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import Usage
 from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import compiled, loading, shaped
@@ -228,7 +227,6 @@ def _steps(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[int
             accumulation=1,
             device=device,
             precision=precision,
-            faults=Faults(Inject(), rank=0, first_on_host=False),
             load=load,
         )
 

@@ -152,12 +152,9 @@ class Shards(Sampler[int]):
         self.world_size = rank + 1
 
     def __iter__(self) -> Iterator[int]:
-        streams: dict[int, Iterator[int]] = {}
+        stream = functools.cache(self._stream)
         while True:
-            n = self.world_size
-            if n not in streams:
-                streams[n] = self._stream(n)
-            yield next(streams[n])
+            yield next(stream(self.world_size))
 
     def _stream(self, world_size: int) -> Iterator[int]:
         readers = max(1, world_size // self._tensor)

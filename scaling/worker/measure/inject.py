@@ -92,3 +92,6 @@ class Faults:
     def _signal(self, number: int) -> None:
         for process in self._busy:
             process.send_signal(number)
+
+
+NO_FAULTS = Faults(Inject(), rank=0, first_on_host=False)

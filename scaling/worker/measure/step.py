@@ -15,7 +15,7 @@ from scaling.records.format import AnyStepRow, PlainRow, StepRow
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.data.workload import Workload
-from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.inject import NO_FAULTS, Faults
 from scaling.worker.parallel.ddp import accumulating
 from scaling.worker.parallel.strategy import BACKWARD, BUFFERS, FORWARD, Behind, Wait
 from scaling.worker.parallel.torch_private import ENGINE
@@ -38,7 +38,7 @@ class Loop:
         accumulation: int,
         device: Accelerator,
         precision: Precision,
-        faults: Faults,
+        faults: Faults = NO_FAULTS,
         load: Callable[[Any], Any] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,

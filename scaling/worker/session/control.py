@@ -169,12 +169,9 @@ def compare_hosts(at: str, rank: int, hosts: Sequence[int], control: Control) ->
 
     Ranks of a host share its clock, so its first rank compares for all of them. Virtual clocks are each rank's own.
     """
-    first = {host: r for r, host in reversed(list(enumerate(hosts)))}
-    leads = range(len(hosts)) if is_virtual() else sorted(first.values())
-    record = compare_clocks(at, rank, leads, None) if rank in leads else None
-    if is_virtual() and record is not None:
-        return record
-    agreed = control.agree(
-        f"clock/{at}/{hosts[rank]}", record and dataclasses.asdict(record), lead=record is not None
-    )
-    return ClockRecord(**agreed)
+    if is_virtual():
+        return compare_clocks(at, rank, range(len(hosts)), None)
+    leads = {host: r for r, host in reversed(list(enumerate(hosts)))}
+    lead = leads[hosts[rank]] == rank
+    record = dataclasses.asdict(compare_clocks(at, rank, sorted(leads.values()), None)) if lead else None
+    return ClockRecord(**control.agree(f"clock/{at}/{hosts[rank]}", record, lead=lead))

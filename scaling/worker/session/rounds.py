@@ -175,8 +175,7 @@ class Budget:
 
     def _agreed(self, key: str, proposal: Content | None) -> Content:
         session = self._session
-        document = encode(proposal) if proposal is not None else None
-        content = decode(Content, session.control.agree(key, document))
+        content = decode(Content, session.control.agree(key, encode(proposal)))
         if session.lead and content != session.plan.content:
             write_json(session.folder.content, content)
         return content
