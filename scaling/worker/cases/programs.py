@@ -211,7 +211,7 @@ class Training(Runner):
         return self._loop
 
     def _take(self, case: Case, module: torch.nn.Module) -> None:
-        """Every micro-step gets the same batch, since the values do not change the time."""
+        """Make the loop of a case. Every micro-step gets the same batch, since the values do not change the time."""
         variant = case.variant
         self.drop()
         if variant.checkpointing:

@@ -265,7 +265,7 @@ class Launch:
                 measure, took, dropped=least, bunch=bunch(self._spec), budget_s=budget.rounds_s
             )
         most, lead_in = session.control.agree("steps", lengths)
-        session.timed("rounds", max(took) / 1e9 if session.lead else 0.0)
+        session.timed("rounds", max(took) / 1e9)
 
         def turns(number: int, share: float) -> list[Turn]:
             steps = max(1, int(most * share))
