@@ -42,10 +42,9 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 def nccl_text() -> str:
     """The version of NCCL that runs, and the one that torch was built with where that is another."""
-    built = tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    loaded = loaded_nccl() or built
-    text = ".".join(map(str, loaded))
-    return text if loaded == built else f"{text}, torch was built with {'.'.join(map(str, built))}"
+    built = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    running = ".".join(map(str, nccl_version()))
+    return running if running == built else f"{running}, torch was built with {built}"
 
 
 def nccl_version() -> tuple[int, ...]:

@@ -115,16 +115,10 @@ class Stream(IterableDataset[Any]):
                 raise RuntimeError("the dataset came to its end without a sample")
 
 
-class Collate:
-    """Makes a batch of samples and adds the time it took."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any], gate: Gate) -> None:
-        self._collate, self._gate = collate, gate
-
-    def __call__(self, samples: list[Any]) -> tuple[Any, int, int]:
-        """(batch, wall ns, CPU ns)."""
-        batch = self._collate(samples)
-        return (batch, *self._gate.batch())
+def collated(collate: Callable[[list[Any]], Any], gate: Gate, samples: list[Any]) -> tuple[Any, int, int]:
+    """A batch of samples, and the wall and CPU time that it took, ns."""
+    batch = collate(samples)
+    return (batch, *gate.batch())
 
 
 def end_with_parent(parent: int, _worker: int) -> None:
@@ -239,13 +233,14 @@ class Loader(Feed):
         self._gate = Gate(data.workers)
         stream = isinstance(dataset, IterableDataset)
         self._shards = None if stream else Shards(dataset, rank=rank, seed=seed, tensor=tensor)
+        collate = getattr(dataset, "collate_fn", default_collate)
         self._loader: DataLoader[Any] = DataLoader(
             Stream(dataset, self._gate) if stream else Timed(dataset, self._gate),
             batch_size=batch,
             sampler=self._shards,
             num_workers=data.workers,
             prefetch_factor=data.prefetch if data.workers else None,
-            collate_fn=Collate(getattr(dataset, "collate_fn", default_collate), self._gate),
+            collate_fn=functools.partial(collated, collate, self._gate),
             pin_memory=pin,
             drop_last=True,
             timeout=round(timeout_s, 1) if data.workers else 0,
@@ -324,8 +319,6 @@ class Loader(Feed):
     def _ready(self) -> int:
         """Number of ready batches, in the order of delivery: batch k comes from worker k modulo their number."""
         batches_made, first = self._gate.made, self._delivered
-        if not self._workers:
-            return 0
         ready = itertools.takewhile(
             lambda k: batches_made[k % self._workers] > k // self._workers, range(first, first + self._ahead)
         )
