@@ -92,7 +92,8 @@ class Control:
 
     def agree(self, key: str, value: Any, *, lead: bool | None = None) -> Any:
         """The lead's value, on every rank that asks for `key`. `lead`: whether it is this rank; None: it is rank 0."""
-        if self._rank == 0 if lead is None else lead:
+        leads = self._rank == 0 if lead is None else lead
+        if leads:
             self.say(key, value)
             return value
         return self.hear(key)
