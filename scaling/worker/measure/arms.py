@@ -81,8 +81,7 @@ class Settings:
         )
         self._optimizer = optimizer
         self.settling = settling_steps(spec)
-        self._new_scaler = precision.scaler
-        self._scalers: dict[str, torch.amp.GradScaler] = {}
+        self._scaler_of = functools.cache(lambda _use: precision.scaler())
         self._loop = functools.partial(
             Loop,
             workload=workload,
@@ -99,9 +98,7 @@ class Settings:
         The scale of fp16 gradients outlives the loop: it belongs to the use.
         """
         feed = self.feed if batch is None else self._feed_of(batch // self.accumulation)
-        if use not in self._scalers:
-            self._scalers[use] = self._new_scaler()
-        loop = functools.partial(self._loop, fetch=feed.fetch, scaler=self._scalers[use])
+        loop = functools.partial(self._loop, fetch=feed.fetch, scaler=self._scaler_of(use))
         if isinstance(model, torch.nn.Module):
             return loop(module=model, optimizer=self._optimizer)
         return loop(module=model.module, optimizer=model.optimizer, accumulate=model.accumulate)
