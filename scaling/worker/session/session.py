@@ -79,7 +79,7 @@ class Session:
         `overrides` replace entries of it.
         """
         parameters = [p for p in module.parameters() if p.requires_grad]
-        environment = {
+        environment: dict[str, Any] = {
             "schema": ENVIRONMENT_SCHEMA,
             "rank": self.rank,
             "host": self.host,
