@@ -88,22 +88,16 @@ def _pci_address(properties: Any) -> str | None:
 
 
 def matmul_tf32() -> bool:
-    """Whether CUDA computes fp32 matrix products in TF32, by either of torch's switches."""
-    return _tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
+    """Whether CUDA computes fp32 matrix products in TF32, whichever of torch's switches was set.
+
+    The newer one tells. If it was set, torch raises RuntimeError when the old one, `allow_tf32`, is read.
+    """
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def cudnn_tf32() -> bool:
-    """Whether cuDNN computes fp32 convolutions in TF32; torch's new switch has another setting for recurrent layers."""
-    return _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
-
-
-def _tf32(old: Any, new: Any) -> bool:
-    """The setting in effect, from `new`, or from `old` where torch has no `new`.
-
-    If the new switch was set, torch raises RuntimeError when the old one is read.
-    """
-    precision = getattr(new, "fp32_precision", None)
-    return bool(old.allow_tf32) if precision is None else precision == "tf32"
+    """Whether cuDNN computes fp32 convolutions in TF32; recurrent layers have another setting."""
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def set_tf32(allowed: bool) -> None:

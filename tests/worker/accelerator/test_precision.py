@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,9 +41,7 @@ def test_tf32_is_said_either_way(name, on):
 @pytest.fixture
 def new_switches():
     """Sets torch's newer switches of matrix products and convolutions."""
-    matmul, convolution = torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)
-    if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("this torch has the old switches only")
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     kept = matmul.fp32_precision, convolution.fp32_precision
 
     def turn(to):
@@ -62,15 +59,6 @@ def test_tf32_is_known_whichever_switch_was_set(new_switches, on):
     with pytest.raises(RuntimeError, match="mix of the legacy and new"):
         _ = torch.backends.cuda.matmul.allow_tf32
     assert (matmul_tf32(), cudnn_tf32()) == (not on, not on)
-
-
-def test_a_torch_without_the_newer_switches_is_asked_by_the_old_ones(monkeypatch):
-    old = SimpleNamespace(allow_tf32=True)
-    monkeypatch.setattr(torch.backends.cuda, "matmul", old)
-    monkeypatch.setattr(torch.backends, "cudnn", old)
-    assert (matmul_tf32(), cudnn_tf32()) == (True, True)
-    old.allow_tf32 = False
-    assert (matmul_tf32(), cudnn_tf32()) == (False, False)
 
 
 def test_what_is_written_down_follows_the_newer_switches(new_switches):
