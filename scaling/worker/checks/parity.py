@@ -41,7 +41,7 @@ class Kept:
 
     shape: tuple[int, ...]
     digest: str
-    """Of all bytes."""
+    """That of all bytes."""
     some: torch.Tensor
     """Elements from `spread(.., COMPARED)`."""
     samples: torch.Tensor
@@ -171,10 +171,10 @@ def against(step: Step, reference: Step | None) -> ParityStep:
     }
     worst = max(errors, key=lambda n: math.inf if errors[n] is None else errors[n] or 0.0, default="")
     finite = math.isfinite(step.loss)
-    known = finite and math.isfinite(expected)
+    comparable = finite and math.isfinite(expected)
     return ParityStep(
         loss=step.loss if finite else None,
-        loss_error=abs(step.loss - expected) / (abs(expected) or 1.0) if known else None,
+        loss_error=abs(step.loss - expected) / (abs(expected) or 1.0) if comparable else None,
         gradient_error=_together(step.gradients, expected_gradients),
         weight_error=_together(step.weights, reference.weights if reference else {}),
         worst_layer=worst,
