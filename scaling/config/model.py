@@ -6,6 +6,7 @@ Settings that are measured by cases (task, batch, memory_limit, vary), checked a
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from typing import Any
 
 from scaling.config.schema import ascending, check_value, shaped
@@ -63,7 +64,9 @@ def _check_arguments(key: str, value: Any) -> None:
 
 def to_data(config: dict[str, Any]) -> Data:
     """Where batches come from. As for a model, keys that the harness does not know are arguments."""
-    reserved = {"name", "_target_", "args", "workers", "prefetch", "pin_memory"}
+    loading: dict[str, Any] = {"workers": 0, "prefetch": 1, "pin_memory": True}
+    reserved = {"name", "_target_", "args", *loading}
+    loading |= {key: config[key] for key in loading if key in config}
     target = config.get("_target_")
     if target is None:
         return Data()
@@ -71,14 +74,12 @@ def to_data(config: dict[str, Any]) -> Data:
         raise InputError(
             f"data._target_={target}: the dotted path of a torch Dataset is expected, such as package.module.Dataset"
         )
-    counts = {"workers": 0, "prefetch": 1}
-    for key, least in counts.items():
-        value = config.get(key, least)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise InputError(f"data.{key}={value}: a whole number, at least {least}, is expected")
-        check_value(Data, key, value, f"data.{key}")
-    if not isinstance(config.get("pin_memory", True), bool):
-        raise InputError(f"data.pin_memory={config['pin_memory']}: true or false is expected")
+    for key, least in (("workers", 0), ("prefetch", 1)):
+        if type(loading[key]) is not int:
+            raise InputError(f"data.{key}={loading[key]}: a whole number, at least {least}, is expected")
+        check_value(Data, key, loading[key], f"data.{key}")
+    if not isinstance(loading["pin_memory"], bool):
+        raise InputError(f"data.pin_memory={loading['pin_memory']}: true or false is expected")
     with shaped("data", "data"):
         args = {str(k): v for k, v in config.items() if k not in reserved} | dict(config.get("args") or {})
         _check_arguments("data", args)
@@ -90,8 +91,7 @@ def to_data(config: dict[str, Any]) -> Data:
         name=target.rsplit(".", 1)[-1] if named in ("synthetic", "custom") else str(named),
         target=target,
         args=args,
-        **{key: config.get(key, least) for key, least in counts.items()},
-        pin_memory=config.get("pin_memory", True),
+        **loading,
     )
 
 
@@ -163,9 +163,8 @@ def _check_inference(spec: Spec) -> None:
     for name in ("checkpointing", "fused_optimizer"):
         if getattr(spec, name):
             raise InputError(f"{name}=true: belongs to training; leave it out with task=inference")
-    changed = _changed(spec.ddp, Ddp())
-    if changed:
-        raise InputError(f"ddp.{changed[0]}: belongs to training; leave it out with task=inference")
+    if names := changed(spec.ddp, Ddp()):
+        raise InputError(f"ddp.{names[0]}: belongs to training; leave it out with task=inference")
 
 
 def _check_training(spec: Spec) -> None:
@@ -174,12 +173,10 @@ def _check_training(spec: Spec) -> None:
             raise InputError(
                 f"vary.{name}: belongs to task=inference; use precision, checkpointing, accumulation_steps"
             )
-    for steps in spec.vary.accumulation_steps or (spec.accumulation_steps,):
-        for batch in spec.batches or (spec.batch_per_rank,):
-            if batch % steps:
-                raise InputError(
-                    f"batch={batch}: does not divide by accumulation_steps {steps}; use a multiple"
-                )
+    steps_a_batch = spec.vary.accumulation_steps or (spec.accumulation_steps,)
+    for steps, batch in itertools.product(steps_a_batch, spec.batches or (spec.batch_per_rank,)):
+        if batch % steps:
+            raise InputError(f"batch={batch}: does not divide by accumulation_steps {steps}; use a multiple")
 
 
 def _check_options(spec: Spec) -> None:
@@ -213,15 +210,14 @@ def _check_options(spec: Spec) -> None:
             "ddp.static_graph=true: with batch or vary some steps that are tried reduce nothing, and DDP would count "
             "them; leave out static_graph, or batch and vary"
         )
-    faults = [k for k in _changed(spec.inject, Inject()) if k not in ("rank", "memory_limit_bytes")]
-    if faults:
+    if faults := [k for k in changed(spec.inject, Inject()) if k not in ("rank", "memory_limit_bytes")]:
         name = faults[0].removesuffix("_bit_s")
         raise InputError(
             f"inject.{name}: acts in a training step taken apart; leave out batch, vary and task=inference"
         )
 
 
-def _changed(settings: Ddp | Inject, usual: Ddp | Inject) -> list[str]:
+def changed(settings: Any, usual: Any) -> list[str]:
     """Names of the settings that differ from the usual ones."""
-    names = type(settings).__slots__
+    names = type(usual).__slots__
     return [name for name in names if getattr(settings, name) != getattr(usual, name)]

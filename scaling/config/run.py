@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from scaling.config.model import batches, check_cases, to_data, to_model
-from scaling.config.schema import Composed, ascending, check_batches, freeze
+from scaling.config.model import batches, changed, check_cases, to_data, to_model
+from scaling.config.schema import Composed, check_batches, freeze, world_sizes_to
 from scaling.config.topology import check_emulated, to_cluster, to_env, to_topology
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
@@ -81,14 +81,10 @@ def _check_mesh(spec: Spec) -> None:
         raise InputError(
             f"parallel.pipeline={parallel.pipeline}: 1 is expected; a Probe in your own script follows a pipeline"
         )
-    if not parallel.divided and parallel.tensor != 1:
+    if not parallel.divided and (parallel.tensor != 1 or parallel.sequence):
+        given = "sequence=true" if parallel.tensor == 1 else f"tensor={parallel.tensor}"
         raise InputError(
-            f"parallel.tensor={parallel.tensor}: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp "
-            "or hsdp_tp"
-        )
-    if parallel.sequence and not parallel.divided:
-        raise InputError(
-            f"parallel.sequence=true: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp or hsdp_tp"
+            f"parallel.{given}: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp or hsdp_tp"
         )
     if not parallel.sharded and parallel.shard != 1:
         raise InputError(
@@ -120,10 +116,8 @@ def _check_mesh(spec: Spec) -> None:
 
 def _check_unused(spec: Spec, group: str, usual: Ddp | Fsdp, instead: str) -> None:
     """InputError for settings of a strategy that the run does not use."""
-    given = getattr(spec, group)
-    changed = [n for n in type(usual).__dataclass_fields__ if getattr(given, n) != getattr(usual, n)]
-    if changed:
-        key = "reshard_after_forward" if changed[0] == "reshard" else changed[0]
+    if names := changed(getattr(spec, group), usual):
+        key = "reshard_after_forward" if names[0] == "reshard" else names[0]
         where = "parallel=ddp" if group == "ddp" else "parallel=fsdp and hsdp"
         raise InputError(f"{group}.{key}: belongs to {where}; parallel={spec.parallel.name} {instead}")
 
@@ -215,13 +209,7 @@ def _check_training(spec: Spec) -> None:
             f"ddp.static_graph=true with {what}: torch ends a first backward under no_sync with an internal error; "
             "leave one of them out"
         )
-    check_batches(
-        spec.mode,
-        spec.world_sizes,
-        batch_per_rank=spec.batch_per_rank,
-        global_batch=spec.global_batch,
-        steps=spec.accumulation_steps,
-    )
+    check_batches(*spec.batch_setting, spec.world_sizes, spec.accumulation_steps)
 
 
 def _check_inject(spec: Spec, link_rate: str | None) -> None:
@@ -287,13 +275,8 @@ def _world_sizes(asked: list[int] | None, topology: Topology) -> tuple[int, ...]
     if asked is None:
         powers = [2**k for k in range(capacity.bit_length()) if 2**k <= capacity]
         return tuple(sorted({*powers, capacity}))
-    if not asked:
-        raise InputError("world_sizes=[]: at least one world size is expected, such as [1,2]")
-    for size in asked:
-        if not 1 <= size <= capacity:
-            raise InputError(
-                f"world_sizes={list(asked)}: {size} is not between 1 and {capacity}, which is what topology="
-                f"{topology.name} holds: topology.hosts={topology.hosts}, "
-                f"topology.ranks_per_host={topology.ranks_per_host}"
-            )
-    return ascending("world_sizes", asked)
+    why = (
+        f", which is what topology={topology.name} holds: topology.hosts={topology.hosts}, "
+        f"topology.ranks_per_host={topology.ranks_per_host}"
+    )
+    return world_sizes_to(capacity, asked, such_as="[1,2]", why=why)

@@ -31,18 +31,13 @@ Shape = tuple[Any, Callable[[], Any]]
 """A field's type in YAML, and a function that makes its default."""
 
 
-def schema_of(
-    kind: type, name: str = "", *, instead: Mapping[str, Shape | None] | None = None, also: Any = None
-) -> Any:
+def schema_of(kind: type, name: str = "", instead: Mapping[str, Shape | None] | None = None) -> Any:
     """The mutable dataclass with the fields of `kind`, as YAML has them.
 
-    `instead` replaces fields, or leaves them out with None; `also` adds fields.
+    `instead` replaces fields, adds fields, or leaves them out with None.
     """
-    shapes: dict[str, Shape | None] = {
-        s.key: _shape(s) for s in settings(kind) if s.name not in (instead or {})
-    }
-    shapes |= instead or {}
-    shapes |= also or {}
+    instead = instead or {}
+    shapes = {s.key: _shape(s) for s in settings(kind) if s.name not in instead} | {**instead}
     fields = [
         (key, shape[0], dataclasses.field(default_factory=shape[1]))
         for key, shape in shapes.items()
@@ -96,8 +91,9 @@ Config: Any = schema_of(
         "batches": None,
         "batch_max": None,
         "pipeline": None,
+        "batch": (Any, lambda: None),
+        "run_dir": (typing.Optional[str], lambda: None),  # noqa: UP045
     },
-    also={"batch": (Any, lambda: None), "run_dir": (typing.Optional[str], lambda: None)},  # noqa: UP045
 )
 """What `scaling run` composes: a Spec with groups chosen by name, and `batch`, which is a list or `max`."""
 
@@ -202,18 +198,22 @@ def ascending(key: str, asked: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(asked))
 
 
-def check_batches(
-    mode: str, world_sizes: Sequence[int], *, batch_per_rank: int, global_batch: int, steps: int
-) -> None:
-    """InputError where the samples of a step do not divide among ranks and accumulation steps."""
-    if mode == "strong":
-        for size in world_sizes:
-            if global_batch % (size * steps):
-                raise InputError(
-                    f"global_batch={global_batch}: does not divide by world size {size} x "
-                    f"accumulation_steps {steps}; use a multiple"
-                )
-    elif batch_per_rank % steps:
-        raise InputError(
-            f"batch_per_rank={batch_per_rank}: does not divide by accumulation_steps={steps}; use a multiple"
-        )
+def world_sizes_to(most: int, asked: Sequence[int], *, such_as: str, why: str = "") -> tuple[int, ...]:
+    """World sizes in order. InputError where there is none, or one above `most`; `why` there is no more."""
+    if not asked:
+        raise InputError(f"world_sizes=[]: at least one world size is expected, such as {such_as}")
+    for size in asked:
+        if not 1 <= size <= most:
+            raise InputError(f"world_sizes={list(asked)}: {size} is not between 1 and {most}{why}")
+    return ascending("world_sizes", asked)
+
+
+def check_batches(key: str, batch: int, world_sizes: Sequence[int], steps: int) -> None:
+    """InputError where a step's samples, set by `key`, do not divide among ranks and accumulation `steps`."""
+    if key == "batch_per_rank" and batch % steps:
+        raise InputError(f"{key}={batch}: does not divide by accumulation_steps={steps}; use a multiple")
+    for size in world_sizes if key == "global_batch" else ():
+        if batch % (size * steps):
+            raise InputError(
+                f"{key}={batch}: does not divide by world size {size} x accumulation_steps {steps}; use a multiple"
+            )

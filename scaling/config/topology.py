@@ -30,17 +30,9 @@ from scaling.settings.topology import (
 )
 from scaling.units import parse_time_limit_s
 
-_OWN = {
-    "partition": "cluster.partition",
-    "account": "cluster.account",
-    "qos": "cluster.qos",
-    "time": "cluster.time",
-    "constraint": "cluster.constraint",
-    "reservation": "cluster.reservation",
-    "gres": "cluster.gres",
+_OF_THE_NAME = "partition account qos time constraint reservation gres exclusive requeue"
+_OWN = {name: f"cluster.{name}" for name in _OF_THE_NAME.split()} | {
     "gpus-per-node": "cluster.gpus_per_node",
-    "exclusive": "cluster.exclusive",
-    "requeue": "cluster.requeue",
     "signal": "cluster.signal_s",
     "nodes": "topology.hosts and world_sizes",
     "ntasks": "topology.hosts",

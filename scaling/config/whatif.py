@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from scaling.config.schema import Composed, ascending, check, check_batches, check_value
+from scaling.config.schema import Composed, check, check_batches, check_value, freeze, world_sizes_to
 from scaling.config.topology import FOUND, freeze_topology
 from scaling.errors import InputError
 from scaling.settings import run as spec
@@ -47,37 +47,25 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
                 f"{key}: what it changes cannot be predicted, only measured (scaling run); "
                 f"predict takes {', '.join(KNOWN)}"
             )
-    for name in ("batch_per_rank", "accumulation_steps"):
-        check_value(spec.Spec, name, getattr(config, name), name)
+    measured, steps, sizes = plan.spec, config.accumulation_steps, config.world_sizes
+    check_value(spec.Spec, "accumulation_steps", steps, "accumulation_steps")
     check(spec.Ddp, config.ddp, "ddp")
-    for name, key in (("compute_scale", "compute_scale"), ("compression", "gradient_compression")):
-        check_value(spec.WhatIf, name, getattr(config, key), key)
-    measured = plan.spec
-    topology = _topology(config.topology, measured.topology)
-    world_sizes = _world_sizes(config.world_sizes, measured)
-    global_batch = config.global_batch or measured.global_batch
-    check_value(spec.Spec, "global_batch", global_batch, "global_batch")
-    steps = config.accumulation_steps
-    check_batches(
-        measured.mode,
-        world_sizes,
-        batch_per_rank=config.batch_per_rank,
-        global_batch=global_batch,
-        steps=steps,
-    )
-    return spec.WhatIf(
+    asked = freeze(
+        spec.WhatIf,
+        config,
         changes=tuple(overrides),
-        world_sizes=world_sizes,
-        topology=topology,
+        world_sizes=measured.world_sizes
+        if sizes is None
+        else world_sizes_to(spec.WORLD_SIZE_MAX, sizes, such_as="[2,4,8]"),
+        topology=_topology(config.topology, measured.topology),
         elsewhere=any(key.startswith(JOINS) for key in changes),
         bucket_cap_mb=config.ddp.bucket_cap_mb if "ddp.bucket_cap_mb" in changes else None,
         accumulation=steps if "accumulation_steps" in changes else None,
-        batch_per_rank=config.batch_per_rank,
-        global_batch=global_batch,
-        compute_scale=config.compute_scale,
-        compression=config.gradient_compression,
-        without_straggler=config.without_straggler,
+        global_batch=config.global_batch or measured.global_batch,
     )
+    key, _ = measured.batch_setting
+    check_batches(key, getattr(asked, key), asked.world_sizes, steps)
+    return asked
 
 
 def _topology(config: Composed, measured: Topology) -> Topology:
@@ -98,17 +86,6 @@ def _topology(config: Composed, measured: Topology) -> Topology:
         device=device if config.device == "auto" else config.device,
         backend=backend if config.backend == "auto" else config.backend,
     )
-
-
-def _world_sizes(asked: list[int] | None, measured: spec.Spec) -> tuple[int, ...]:
-    if asked is None:
-        return measured.world_sizes
-    if not asked:
-        raise InputError("world_sizes=[]: at least one world size is expected, such as [2,4,8]")
-    for size in asked:
-        if not 1 <= size <= spec.WORLD_SIZE_MAX:
-            raise InputError(f"world_sizes={asked}: {size} is not between 1 and {spec.WORLD_SIZE_MAX}")
-    return ascending("world_sizes", asked)
 
 
 def _differences(config: Composed, base: Composed) -> list[str]:

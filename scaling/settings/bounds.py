@@ -80,8 +80,6 @@ class Distinct:
 
 Bound = AtLeast | Between | Positive | Fraction | OneOf | Matches | NotEmpty | Distinct | Named
 OF_LISTS = (NotEmpty, Distinct)
-
-
 HELD = (Between, NotEmpty, Named)
 """Bounds that hold for every value, wherever it comes from."""
 
@@ -169,20 +167,16 @@ def settings(kind: type) -> tuple[Setting, ...]:
 
 
 def _setting(field: Field[Any], hint: Any) -> Setting:
-    notes: tuple[Any, ...] = ()
+    notes: list[Any] = []
     if typing.get_origin(hint) is typing.Annotated:
-        hint, *rest = typing.get_args(hint)
-        notes = tuple(rest)
+        hint, *notes = typing.get_args(hint)
     optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
     if optional:
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     text = next((note for note in notes if isinstance(note, Text)), None)
-    default: Any = None
-    if field.default_factory is not MISSING:
-        default = field.default_factory
-    elif field.default is not MISSING:
-        value = field.default
-        default = lambda: value  # noqa: E731
+    default = None if field.default_factory is MISSING else field.default_factory
+    if field.default is not MISSING:
+        default = lambda: field.default  # noqa: E731
     return Setting(
         name=field.name,
         key=field.name if text is None else text.key,

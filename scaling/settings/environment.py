@@ -11,37 +11,16 @@ from collections.abc import Sequence
 VARIABLE = "env."
 """Begins the name of a fact that is an environment variable."""
 
+_LIBRARIES = (
+    "NCCL_ GLOO_ TORCH_NCCL_ TORCH_GLOO_ TORCH_DISTRIBUTED_ TORCH_CUDNN_ TORCH_BLAS_ TORCH_ALLOW_TF32 TORCH_CPU_ "
+    "TORCHELASTIC_ OMP_ MKL_ KMP_ GOMP_ DNNL_ ONEDNN_ ATEN_ NVIDIA_TF32 UCX_ CUDA_ CUBLAS_ PYTORCH_ SCALING_NUMA_"
+)
 _JOB = (
     "JOB_ID JOB_PARTITION JOB_NODELIST JOB_NUM_NODES NNODES NODEID PROCID LOCALID NTASKS TASKS_PER_NODE "
     "CPU GPU MEM_PER_ NODELIST DISTRIBUTION RESTART_COUNT CLUSTER_NAME HINT THREADS_PER_CORE TOPOLOGY_"
 )
 """Variables of a Slurm job and its steps, behind SLURM_."""
-RECORDED = (
-    "NCCL_",
-    "GLOO_",
-    "TORCH_NCCL_",
-    "TORCH_GLOO_",
-    "TORCH_DISTRIBUTED_",
-    "TORCH_CUDNN_",
-    "TORCH_BLAS_",
-    "TORCH_ALLOW_TF32",
-    "TORCH_CPU_",
-    "TORCHELASTIC_",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "GOMP_",
-    "DNNL_",
-    "ONEDNN_",
-    "ATEN_",
-    "NVIDIA_TF32",
-    "UCX_",
-    "CUDA_",
-    "CUBLAS_",
-    "PYTORCH_",
-    "SCALING_NUMA_",
-    *(f"SLURM_{name}" for name in _JOB.split()),
-)
+RECORDED = (*_LIBRARIES.split(), *(f"SLURM_{name}" for name in _JOB.split()))
 """Beginnings of variables that change results or speed, or name the job: env-<r>.json has them."""
 NUMA_BOUND = f"{VARIABLE}SCALING_NUMA_BOUND"
 """The fact that says how a rank was bound to cores (launch/bind.sh)."""
@@ -137,6 +116,5 @@ def is_recorded(name: str) -> bool:
 
 def is_private(fact: str) -> bool:
     """Whether a fact differs between ranks or launches by nature."""
-    return fact in PRIVATE_FACTS or (
-        fact.startswith(VARIABLE) and fact.removeprefix(VARIABLE).startswith(PRIVATE)
-    )
+    variable = fact.startswith(VARIABLE) and fact.removeprefix(VARIABLE).startswith(PRIVATE)
+    return variable or fact in PRIVATE_FACTS

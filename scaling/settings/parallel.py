@@ -5,6 +5,7 @@ A mesh has four axes. Ranks of the innermost one are neighbours: rank = ((pipeli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -25,7 +26,7 @@ DIVIDED = ("tp", "fsdp_tp", "hsdp_tp")
 """Those that also divide layers over ranks."""
 AXES = ("replicate", "shard", "tensor")
 """Axes of a mesh, outermost first."""
-DEGREES = ("replicate", "shard", "tensor", "pipeline")
+DEGREES = (*AXES, "pipeline")
 REDUCE_TYPES = ("fp32", "bf16")
 DIGITS = 7
 """A number of ranks has fewer."""
@@ -108,7 +109,7 @@ class Mesh:
     @property
     def size(self) -> int:
         """Ranks of the mesh."""
-        return self.replicate * self.shard * self.tensor * self.pipeline
+        return math.prod(getattr(self, name) for name in DEGREES)
 
     @property
     def data_parallel(self) -> int:
@@ -216,13 +217,11 @@ class Parallel:
         degrees["tensor"] = min(degrees["tensor"], world_size)
         if self.name in ("hsdp", "hsdp_tp") and degrees["shard"] > 0:
             degrees["shard"] = min(degrees["shard"], max(1, world_size // max(1, degrees["tensor"])))
-        fixed, left = 1, [name for name, degree in degrees.items() if degree == REST]
-        for name, degree in degrees.items():
-            fixed *= 1 if name in left else degree
+        left = [name for name, degree in degrees.items() if degree == REST]
+        fixed = math.prod(degree for degree in degrees.values() if degree != REST)
         if fixed < 1 or world_size % fixed or (not left and fixed != world_size):
             raise MeshError(self._fitting(world_size, degrees, left))
-        for index, name in enumerate(left):
-            degrees[name] = world_size // fixed if index == 0 else 1
+        degrees |= {name: world_size // fixed if name == left[0] else 1 for name in left}
         return Mesh(**degrees)
 
     def _has(self, degree: str) -> bool:

@@ -56,9 +56,13 @@ class Content:
     """A `measure.budget_s` that would hold all that the settings ask for; None: not known."""
     schema: int = CONTENT_SCHEMA
 
-    def less(self, part: str) -> Content:
-        """The content without a part."""
-        return self if part in self.without else replace(self, without=(*self.without, part))
+    def less(self, *parts: str) -> Content:
+        """The content without some parts."""
+        return replace(self, without=tuple(dict.fromkeys((*self.without, *parts))))
+
+    def without_details(self) -> Content:
+        """What a round without details measures: the baseline, plain and controls."""
+        return self.less(*SAMPLED)
 
     def has(self, part: str) -> bool:
         """Whether a part is measured."""
@@ -67,10 +71,6 @@ class Content:
     def in_round(self, number: int) -> Content:
         """What one round of a launch measures."""
         return self if self.detailed is None or number in self.detailed else self.without_details()
-
-    def without_details(self) -> Content:
-        """What a round without details measures: the baseline, plain and controls."""
-        return replace(self, without=tuple(dict.fromkeys((*self.without, *SAMPLED))))
 
     def holds(self, world_size: int) -> bool:
         """Whether a world size is measured."""
@@ -135,7 +135,7 @@ class Trial:
 class Plan:
     """Everything a worker needs; written to plan.json."""
 
-    schema: int
+    schema: int = SCHEMA
     id: Annotated[str, Named()]
     created: str
     version: str
@@ -194,12 +194,8 @@ class Plan:
         where ranks are packed or there are fewer than 3 hosts.
         """
         count, topology = self.ranks if ranks is None else ranks, self.spec.topology
-        if (
-            not topology.spread
-            or topology.hosts_of(count) < 3
-            or self.spec.kind.by_cases
-            or self.variant is not None
-        ):
+        enough = topology.spread and topology.hosts_of(count) >= 3
+        if not enough or self.spec.kind.by_cases or self.variant is not None:
             return ()
         ring = [(r, (r + 1) % count) for r in range(count)]
         even = count - count % 2
@@ -229,14 +225,7 @@ def make_plan(
         Trial(world_size=n, hosts=spec.topology.hosts_of(n), batch=spec.batch_at(n)) for n in spec.world_sizes
     )
     return Plan(
-        schema=SCHEMA,
-        id=run_id,
-        created=created,
-        version=version,
-        spec=spec,
-        trials=trials,
-        commit=commit,
-        source=source,
+        id=run_id, created=created, version=version, spec=spec, trials=trials, commit=commit, source=source
     )
 
 

@@ -300,10 +300,10 @@ class WhatIf:
     """Whether links or hosts differ from the run's."""
     bucket_cap_mb: float | None = None
     accumulation: int | None = None
-    batch_per_rank: int
-    global_batch: int
+    batch_per_rank: AtLeastOne
+    global_batch: AtLeastOne
     compute_scale: Annotated[float, Positive()] = 1.0
-    compression: Annotated[float, Positive()] = 1.0
+    gradient_compression: Annotated[float, Positive()] = 1.0
     without_straggler: bool = False
 
     def batch_at(self, world_size: int, mode: str) -> int:

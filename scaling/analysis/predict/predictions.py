@@ -253,7 +253,7 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
         whole_batch=asked.global_batch / plan.spec.global_batch,
         accumulation=asked.accumulation,
         bucket_cap_mb=asked.bucket_cap_mb,
-        compression=asked.compression,
+        compression=asked.gradient_compression,
         compute_scale=asked.compute_scale,
         without_straggler=asked.without_straggler,
     )
@@ -304,11 +304,12 @@ def _backtest(sources: Sequence[Source], plan: Plan) -> Iterator[Backtest]:
 
 def as_measured(plan: Plan) -> WhatIf:
     """A question that changes nothing."""
+    spec = plan.spec
     return WhatIf(
-        world_sizes=plan.spec.world_sizes,
-        topology=plan.spec.topology,
-        batch_per_rank=plan.spec.batch_per_rank,
-        global_batch=plan.spec.global_batch,
+        world_sizes=spec.world_sizes,
+        topology=spec.topology,
+        batch_per_rank=spec.batch_per_rank,
+        global_batch=spec.global_batch,
     )
 
 
@@ -332,7 +333,7 @@ def _notes(
         )
     if asked.topology.name != home.name and asked.topology.note:
         yield asked.topology.note
-    if asked.compression != 1:
+    if asked.gradient_compression != 1:
         yield "the cost of compressing and decompressing gradients is not included"
     if asked.bucket_cap_mb is not None and not all(s.gradients.exact for s in sources):
         yield "ready times of single parameters were not recorded; they are assumed to be even within a bucket"
