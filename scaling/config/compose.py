@@ -59,6 +59,10 @@ _LISTED = re.compile(r"^(\+{0,2}cluster\.s(?:batch|run)\.[a-z-]+=)([^'\"\[{$]+\[
 
 FLAGS = ("--config-dir", "-cd")
 
+_SCHEMAS = ConfigStore.instance()
+_SCHEMAS.store(name="schema", node=Config)
+_SCHEMAS.store(name="whatif", node=WhatIfConfig)
+
 
 def named(arguments: list[str]) -> Path | None:
     """The folder that a command line in Hydra's grammar names."""
@@ -186,7 +190,6 @@ def requests(verb: str, arguments: list[str]) -> Requests:
 
     Raises InputError with one line for anything that is wrong; nothing has been written by then.
     """
-    ConfigStore.instance().store(name="schema", node=Config)
     composed: list[DictConfig] = []
 
     def task(cfg: DictConfig) -> None:
@@ -225,26 +228,26 @@ def requests(verb: str, arguments: list[str]) -> Requests:
     except SystemExit as stop:
         if stop.code in (0, None):
             return Requests(items=(), multirun=multirun)
-        raise InputError(_last_line(errors.getvalue())) from stop
+        lines = errors.getvalue().strip().splitlines() or ["the command line could not be read"]
+        raise InputError(lines[-1].strip()) from stop
     finally:
         sys.argv = argv
     machine = find_machine()
     return Requests(items=tuple(_request(cfg, machine) for cfg in composed), multirun=multirun)
 
 
-def _composed(overrides: list[str]) -> DictConfig:
+def _composed(overrides: list[str], base: str = "config") -> DictConfig:
     """Overrides of one run, composed once. Hydra's own main composes twice, and is needed for its flags and sweeps."""
     with (
         messages.one_line(overrides),
         only_data(),
         hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"),
     ):
-        return hydra.compose("config", overrides=overrides)
+        return hydra.compose(base, overrides=overrides)
 
 
 def composed(overrides: list[str]) -> Composed:
     """Overrides of one run as a config that is not checked yet. InputError with one line where they cannot be read."""
-    ConfigStore.instance().store(name="schema", node=Config)
     with messages.one_line():
         return OmegaConf.to_object(_composed(overrides))
 
@@ -256,8 +259,6 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
     text that looks like an interpolation (`${oc.env:...}`) stays text, and Hydra's keys are ignored. A topology that
     is named replaces the run's. InputError with one line for a file that cannot be read.
     """
-    store = ConfigStore.instance()
-    store.store(name="whatif", node=WhatIfConfig)
     with messages.one_line(arguments):
         base = messages.load(measured, "config.yaml")
         if not isinstance(base, dict):
@@ -268,15 +269,10 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
         kept = {key: _literal(value) for key, value in base.items() if key in ours}
         if isinstance(kept.get("tracking"), dict):
             kept["tracking"] = {k: v for k, v in kept["tracking"].items() if k not in Tracking.GONE}
-        configs = [OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))]
+        before = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))
         node = {key: value for key, value in kept.items() if key not in {"topology"} & named}
-        store.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
-        with only_data(), hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"):
-            configs.append(OmegaConf.to_object(hydra.compose("measured", overrides=arguments)))
-    before, after = configs
-    assert isinstance(before, WhatIfConfig)
-    assert isinstance(after, WhatIfConfig)
-    return before, after
+        _SCHEMAS.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
+        return before, OmegaConf.to_object(_composed(arguments, "measured"))
 
 
 def _literal(value: Any) -> Any:
@@ -306,7 +302,6 @@ def candidates(word: str) -> list[str]:
     from hydra.core.plugins import Plugins  # noqa: PLC0415
     from hydra.plugins.completion_plugin import CompletionPlugin  # noqa: PLC0415
 
-    ConfigStore.instance().store(name="schema", node=Config)
     search = create_config_search_path(str(resources.folder("conf")))
     loader = Hydra.create_main_hydra2("scaling", search).config_loader
     plugin = next(p for p in Plugins.instance().discover(CompletionPlugin) if p.provides() == "bash")  # type: ignore[attr-defined]
@@ -321,10 +316,6 @@ def _request(cfg: DictConfig, machine: Machine) -> Request:
     assert isinstance(config, Config)
     run_dir = None if config.run_dir is None else Path(config.run_dir).expanduser()
     return Request(spec=to_spec(config, machine), run_dir=run_dir, yaml=OmegaConf.to_yaml(cfg, resolve=True))
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].strip() if text.strip() else "the command line could not be read"
 
 
 KEYS = ("topology", "launcher", "cluster", "env", "threads", "repeats", "world_sizes", "run_dir")

@@ -186,11 +186,8 @@ def _check(text: str) -> None:
             size, name = sizes.pop(), names.pop()
         elif isinstance(event, yaml.ScalarEvent):
             size, name = 1, event.anchor
-        elif isinstance(event, yaml.AliasEvent):
-            size, name = (
-                anchored.get(event.anchor, NODES_MAX),
-                None,
-            )  # unknown here: it stands inside what it names
+        elif isinstance(event, yaml.AliasEvent):  # one that is unknown here stands inside what it names
+            size, name = anchored.get(event.anchor, NODES_MAX), None
         else:
             continue
         sizes[-1] += size

@@ -109,17 +109,8 @@ def to_env(key: str, config: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in config.items()}
 
 
-def gpus_a_node(gpus_per_node: str | None) -> int | None:
-    """The number in `cluster.gpus_per_node`, such as 8 or a100:8; None where there is none."""
-    count = (gpus_per_node or "").rpartition(":")[2]
-    return as_number(count)
-
-
 EMULATED_BIT_S_MIN, EMULATED_BIT_S_MAX = 4_000, 8 * 2**32
 """What the shaper's fields hold (launch/emulated_hosts.py)."""
-
-FOUND = GPU
-"""The type of device that a machine is asked for (scaling.hardware: NVML)."""
 
 
 def to_topology(
@@ -131,8 +122,8 @@ def to_topology(
     With `shared` NCCL was told that ranks may share a device.
     """
     check(Topology, config, "topology")
-    device = (FOUND if machine.gpus or elsewhere else CPU) if config.device == "auto" else config.device
-    on_cuda = device == FOUND  # of these alone the machine was asked
+    device = (GPU if machine.gpus or elsewhere else CPU) if config.device == "auto" else config.device
+    on_cuda = device == GPU  # of these alone the machine was asked
     if on_cuda and not machine.gpus and not elsewhere:
         raise InputError(
             "topology.device=cuda: no CUDA device was found here; use topology.device=cpu, or ask what a run "
@@ -155,7 +146,8 @@ def to_topology(
         )
     ranks = config.ranks_per_host
     if ranks is None and elsewhere:
-        ranks = gpus_a_node(cluster.gpus_per_node) or machine.allocated_gpus
+        asked = (cluster.gpus_per_node or "").rpartition(":")[2]  # such as 8 or a100:8
+        ranks = as_number(asked) or machine.allocated_gpus
         if ranks is None:
             raise InputError(
                 "topology.ranks_per_host=null: a node's GPUs cannot be counted from here; a number is expected, "
@@ -176,11 +168,9 @@ def to_topology(
     return topology
 
 
-def freeze_topology(config: Composed, *, ranks_per_host: int, device: str, backend: str) -> Topology:
+def freeze_topology(config: Composed, **worked_out: Any) -> Topology:
     """A topology whose levels each join more ranks than the one inside them; InputError otherwise."""
-    topology = freeze(
-        Topology, config, "topology", ranks_per_host=ranks_per_host, device=device, backend=backend
-    )
+    topology = freeze(Topology, config, "topology", **worked_out)
     for inner, outer in itertools.pairwise((0, *(level.ranks for level in topology.levels))):
         if outer <= inner:
             raise InputError(f"topology.levels: {outer} ranks after {inner}; each level joins more ranks")

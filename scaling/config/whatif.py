@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaling.config.schema import Composed, check, check_batches, check_value, freeze, world_sizes_to
-from scaling.config.topology import FOUND, freeze_topology
+from scaling.config.topology import freeze_topology
 from scaling.errors import InputError
 from scaling.settings import run as spec
 from scaling.settings.plan import Plan
-from scaling.settings.topology import BACKEND_OF, Topology
+from scaling.settings.topology import BACKEND_OF, GPU, Topology
 
 KNOWN = (
     "world_sizes",
@@ -79,7 +79,7 @@ def _topology(config: Composed, measured: Topology) -> Topology:
         )
     # Links within a host are those of GPUs, where a topology does not say what its ranks run on.
     elsewhere = bool(config.levels) and config.name != measured.name
-    device, backend = (FOUND, BACKEND_OF[FOUND]) if elsewhere else (measured.device, measured.backend)
+    device, backend = (GPU, BACKEND_OF[GPU]) if elsewhere else (measured.device, measured.backend)
     return freeze_topology(
         config,
         ranks_per_host=measured.ranks_per_host if ranks is None else ranks,

@@ -15,20 +15,7 @@ from scaling.reading import RefusedError, parse_json, read_bytes
 from scaling.records.files import write_json, write_text
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import read_largest
-from scaling.settings.cases import (
-    FITS,
-    KILLED,
-    LAUNCHES_MAX,
-    OOM,
-    PROOFS_MAX,
-    PROVE,
-    SCHEMA,
-    SEARCH,
-    Largest,
-    Try,
-    VariantSearch,
-    variants,
-)
+from scaling.settings import cases
 from scaling.settings.plan import Plan
 
 MEMORY_SIGNAL = "SIGKILL"
@@ -40,25 +27,25 @@ def find_largest(plan: Plan, folder: RunFolder, progress: Progress) -> LaunchOut
 
     The outcome is not `done` where a launch failed for another reason than memory, or where nothing fits.
     """
-    if is_searched(folder):
-        return LaunchOutcome(status="done")
-    largest = read_largest(folder) or Largest(
-        schema=SCHEMA,
+    largest = read_largest(folder) or cases.Largest(
+        schema=cases.SCHEMA,
         limit_bytes=plan.spec.memory_limit_bytes,
-        items=tuple(VariantSearch(variant=variant) for variant in variants(plan.spec)),
+        items=tuple(cases.VariantSearch(variant=variant) for variant in cases.variants(plan.spec)),
     )
+    if largest.failure is None and largest.settled and any(item.proved for item in largest.items):
+        return LaunchOutcome(status="done")
     largest = dataclasses.replace(largest, failure=None)
     launches = itertools.count(sum(1 for _ in folder.search(0).path.parent.glob("*")))
-    for _ in range(LAUNCHES_MAX):
-        largest, outcome = _launch(plan, folder, next(launches), SEARCH, largest, progress)
+    for _ in range(cases.LAUNCHES_MAX):
+        largest, outcome = _launch(plan, folder, next(launches), cases.SEARCH, largest, progress)
         if outcome.status != "done":
             return outcome
         if all(item.next is None for item in largest.items):
             break
-    for _ in range(PROOFS_MAX):
-        if all(item.proved is not None or not item.candidate for item in largest.items):
+    for _ in range(cases.PROOFS_MAX):
+        if largest.settled:
             break
-        largest, outcome = _launch(plan, folder, next(launches), PROVE, largest, progress)
+        largest, outcome = _launch(plan, folder, next(launches), cases.PROVE, largest, progress)
         if outcome.status != "done":
             return outcome
     if not any(item.proved for item in largest.items):
@@ -69,18 +56,9 @@ def find_largest(plan: Plan, folder: RunFolder, progress: Progress) -> LaunchOut
     return LaunchOutcome(status="done")
 
 
-def is_searched(folder: RunFolder) -> bool:
-    """Whether an earlier call finished and found a batch."""
-    largest = read_largest(folder)
-    if largest is None or largest.failure is not None:
-        return False
-    settled = all(item.proved is not None or not item.candidate for item in largest.items)
-    return settled and any(item.proved for item in largest.items)
-
-
 def _launch(
-    plan: Plan, folder: RunFolder, index: int, what: str, largest: Largest, progress: Progress
-) -> tuple[Largest, LaunchOutcome]:
+    plan: Plan, folder: RunFolder, index: int, what: str, largest: cases.Largest, progress: Progress
+) -> tuple[cases.Largest, LaunchOutcome]:
     """One launch, and the result after it. Running out of memory is an answer, so it counts as done."""
     launch = folder.search(index)
     launch.path.mkdir(parents=True)
@@ -92,11 +70,12 @@ def _launch(
     outcome = follow(
         command, launch, plan.spec.measure, lambda p: progress({**p, "launch": f"{what} {index}"})
     )
-    largest, open_try = _heard(launch, largest, proving=what == PROVE)
+    largest, open_try = _heard(launch, largest, proving=what == cases.PROVE)
     if outcome.status != "done" and open_try is not None and _ran_out_of_memory(launch, outcome):
-        oom = outcome.out_of_memory
-        tried = Try(batch=open_try[1], status=OOM if oom else KILLED, rank=outcome.rank if oom else None)
-        largest = _noted(largest, open_try[0], tried, proving=what == PROVE)
+        variant, batch = open_try
+        status, rank = (cases.OOM, outcome.rank) if outcome.out_of_memory else (cases.KILLED, None)
+        tried = cases.Try(batch=batch, status=status, rank=rank)
+        largest = _noted(largest, variant, tried, proving=what == cases.PROVE)
         outcome = LaunchOutcome(status="done")
     if outcome.status != "done":
         largest = dataclasses.replace(largest, failure=outcome.error)
@@ -105,8 +84,8 @@ def _launch(
 
 
 def _heard(
-    launch: LaunchFolder, largest: Largest, *, proving: bool
-) -> tuple[Largest, tuple[int, int] | None]:
+    launch: LaunchFolder, largest: cases.Largest, *, proving: bool
+) -> tuple[cases.Largest, tuple[int, int] | None]:
     """Add the tries that rank 0 wrote; also (variant, batch) of a try that has no result."""
     open_try: tuple[int, int] | None = None
     lines: list[bytes] = []
@@ -115,26 +94,20 @@ def _heard(
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             record = parse_json(line)
-            variant, batch = int(record["variant"]), int(record["batch"])
-            if record["status"] == "trying":
-                open_try = (variant, batch)
-                continue
-            open_try = None
-            tried = Try(
-                batch=batch,
-                status=record["status"],
-                rank=record.get("rank"),
-                peak_bytes=record.get("peak_bytes"),
-            )
-            largest = _noted(largest, variant, tried, proving=proving)
+            variant, batch, status = int(record["variant"]), int(record["batch"]), record["status"]
+            open_try = (variant, batch) if status == "trying" else None
+            if open_try is None:
+                rank, peak_bytes = record.get("rank"), record.get("peak_bytes")
+                tried = cases.Try(batch=batch, status=status, rank=rank, peak_bytes=peak_bytes)
+                largest = _noted(largest, variant, tried, proving=proving)
     return largest, open_try
 
 
-def _noted(largest: Largest, variant: int, tried: Try, *, proving: bool) -> Largest:
+def _noted(largest: cases.Largest, variant: int, tried: cases.Try, *, proving: bool) -> cases.Largest:
     search = largest.items[variant]
     if not proving:
         search = dataclasses.replace(search, tries=(*search.tries, tried))
-    elif tried.status == FITS:
+    elif tried.status == cases.FITS:
         search = dataclasses.replace(search, proved=tried.batch)
     else:
         search = dataclasses.replace(search, refuted=(*search.refuted, tried.batch))
@@ -144,6 +117,5 @@ def _noted(largest: Largest, variant: int, tried: Try, *, proving: bool) -> Larg
 
 def _ran_out_of_memory(launch: LaunchFolder, outcome: LaunchOutcome) -> bool:
     """Whether a launch ran out of memory: a rank reported it, or one was killed before it could."""
-    if outcome.out_of_memory:
-        return True
-    return outcome.status == "failed" and any(MEMORY_SIGNAL in text for text in printed(launch))
+    killed = outcome.status == "failed" and any(MEMORY_SIGNAL in text for text in printed(launch))
+    return killed or outcome.out_of_memory

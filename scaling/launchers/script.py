@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
+from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, ended_by, last_error
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.jobs import launcher_of
 from scaling.launchers.launcher import Command, LaunchRequest, end, signals_deferred, start
@@ -102,20 +101,15 @@ def why(logs: LaunchFolder, code: int, ranks: int) -> ScriptEnd:
     first = [int(root[1])] if root else []
     failed = [rank for rank in dict.fromkeys([*first, *sorted(by_rank)]) if by_rank.get(rank)]
     first_hand = [rank for rank in failed if not SECONDHAND.search(by_rank[rank][-1])]
-    rank = next(iter(first_hand or failed), None)
-    if rank is not None:
-        lines = by_rank[rank]
-        return ScriptEnd(status="failed", error=lines[-1][:300], rank=rank, lines=tuple(lines[-TAIL:]))
-    output = [line for text in texts for line in _before_torchrun(text)]
-    if root and int(root[2]) < 0:
-        with contextlib.suppress(ValueError):
-            name = signal.Signals(-int(root[2])).name
-            error = f"rank {root[1]} was ended by {name}"
-            return ScriptEnd(status="failed", error=error, rank=int(root[1]), lines=tuple(output[-TAIL:]))
-    if not output:
+    rank = next(iter(first_hand or failed or first), None)
+    error, lines = "", by_rank.get(rank, []) if rank is not None else []
+    if not lines:
+        lines = [line for text in texts for line in _before_torchrun(text)]
+        name = ended_by(int(root[2])) if root and int(root[2]) < 0 else None
+        error = f"rank {rank} was ended by {name}" if name else ""
+    if not lines and not error:
         return ScriptEnd(status="failed", error=last_error(logs, code))
-    rank = int(root[1]) if root else None
-    return ScriptEnd(status="failed", error=output[-1][:300], rank=rank, lines=tuple(output[-TAIL:]))
+    return ScriptEnd(status="failed", error=error or lines[-1][:300], rank=rank, lines=tuple(lines[-TAIL:]))
 
 
 def _before_torchrun(text: str) -> list[str]:

@@ -57,14 +57,27 @@ def program_arguments(request: LaunchRequest) -> tuple[str, ...]:
 
 
 def environment(
-    python: str = sys.executable, import_path: str | None = None, interface: str | None = None
+    request: LaunchRequest,
+    *,
+    python: str = sys.executable,
+    import_path: str | None = None,
+    interface: str | None = None,
 ) -> dict[str, str]:
-    """The interpreter, where it imports this package from, and the network interface that Gloo uses."""
-    variables = {
-        "SCALING_PYTHON": python,
-        "PYTHONPATH": resources.import_path() if import_path is None else import_path,
-        "PYTHONUNBUFFERED": "1",
-    }
+    """The interpreter, where it imports this package from, and the network interface that Gloo uses.
+
+    NCCL writes its log into the launch's folder, a file a process. Our own ranks are told which plan to follow, and how
+    many of them connect over Gloo (scaling/settings/timeouts.py); a script of the user's has no plan, and may need a
+    mesh.
+    """
+    variables: dict[str, str] = {}
+    if request.spec.topology.backend == "nccl":  # NCCL replaces %h and %p
+        variables["NCCL_DEBUG_FILE"] = str(request.launch.nccl_log("%h", "%p").absolute())
+    if not request.program:
+        variables[PLAN_DIGEST] = digest_of(request.plan)
+        variables |= {"TORCH_GLOO_LAZY_INIT": "1"} if lazy(request.ranks) else {}
+    variables["SCALING_PYTHON"] = python
+    variables["PYTHONPATH"] = resources.import_path() if import_path is None else import_path
+    variables["PYTHONUNBUFFERED"] = "1"
     return variables if interface is None else variables | {"GLOO_SOCKET_IFNAME": interface}
 
 
@@ -73,25 +86,6 @@ def numa_binding(spec: Spec) -> dict[str, str]:
     if spec.topology.device != GPU or spec.cluster.numa_binding == "none":
         return {}
     return {"SCALING_NUMA_BINDING": spec.cluster.numa_binding}
-
-
-def connecting(request: LaunchRequest) -> dict[str, str]:
-    """Which plan our own ranks are to follow, and how many of them connect over Gloo (scaling/settings/timeouts.py).
-
-    A script of the user's has no plan, and may need a mesh.
-    """
-    if request.program:
-        return {}
-    return {PLAN_DIGEST: digest_of(request.plan)} | (
-        {"TORCH_GLOO_LAZY_INIT": "1"} if lazy(request.ranks) else {}
-    )
-
-
-def nccl_log(request: LaunchRequest) -> dict[str, str]:
-    """Where NCCL writes its log, a file a process; empty for other back ends."""
-    if request.spec.topology.backend != "nccl":
-        return {}
-    return {"NCCL_DEBUG_FILE": str(request.launch.nccl_log("%h", "%p").absolute())}  # NCCL replaces %h and %p
 
 
 WHERE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
@@ -127,8 +121,7 @@ class Local(Launcher):
     def command(self, request: LaunchRequest) -> Command:
         """One torchrun over the loopback interface; beside an MPS server where its ranks share a GPU."""
         bound = numa_binding(request.spec)
-        loopback = environment(interface="lo")
-        env = {**nccl_log(request), **connecting(request), **loopback, **bound, **request.spec.env}
+        env = {**environment(request, interface="lo"), **bound, **request.spec.env}
         argv = reaped(torchrun(request, request.ranks, *WHERE, bind=bool(bound)))
         if shares_gpu(request.spec):
             argv = beside_mps(argv)
@@ -180,7 +173,7 @@ class Emulated(Launcher):
                     "address": f"10.77.0.{host + 1}",
                     "rate_bit_s": inject.link_rate_bit_s if slowed else topology.link.rate_bit_s,
                     "command": torchrun(request, ranks, *where),
-                    "env": {**connecting(request), **environment(interface="eth0"), **request.spec.env},
+                    "env": {**environment(request, interface="eth0"), **request.spec.env},
                     "log": str(request.launch.agent_log(host).absolute()),
                 }
             )

@@ -9,33 +9,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from scaling.settings import schedule
 from scaling.settings.cases import Case, arms, stages
-from scaling.settings.plan import (
-    CONTROLS,
-    DETAILS,
-    LIGHT,
-    REPLAYS,
-    SAMPLED,
-    SWEEP,
-    WHOLE,
-    Content,
-    Plan,
-    Trial,
-)
+from scaling.settings.plan import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content, Plan, Trial
 from scaling.settings.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
 from scaling.settings.sample import Traffic, chosen
-from scaling.settings.schedule import (
-    BARE_ALL,
-    BARE_ONE,
-    DDP_SOLO,
-    FABRIC,
-    PAIRS,
-    REPLAYED,
-    STEP_ARMS,
-    dropped_steps,
-    round_blocks,
-    settling_steps,
-)
 
 BLOCK_S = 0.04
 """What beginning and ending a block takes, without its steps."""
@@ -220,7 +198,7 @@ def least_rounds(measure: Measure) -> int:
 def _contents(
     plan: Plan, trials: tuple[Trial, ...], least_s: Callable[[Content], float], order: Sequence[str]
 ) -> Iterator[Content]:
-    """All there is, then less and less, in the order of `promise.ORDER`."""
+    """All there is, then less and less, in the order of `plan.ORDER`."""
     content = plan.content
     yield content
     if plan.variant is not None:
@@ -239,7 +217,7 @@ def _less(content: Content, part: str, rounds: tuple[int, ...] | None) -> tuple[
     if part == ROUNDS:
         return (replace(content, detailed=(0,)),)
     less = content.less(part)
-    if not any(map(less.has, SAMPLED)):
+    if not less.has_sampled:
         return (replace(less, detailed=None),)
     return (replace(less, detailed=rounds), less) if part == DETAILS else (less,)
 
@@ -288,17 +266,17 @@ def _round_s(
     """One round whose blocks have `steps` timed steps."""
     kept = tuple(t for t in trials if content.holds(t.world_size))
     total = 0.0
-    for block in round_blocks(replace(plan, content=content), kept, 0, 0, plan.baseline(kept)):
+    for block in schedule.round_blocks(replace(plan, content=content), kept, 0, 0, plan.baseline(kept)):
         n = block.trial.world_size
-        if block.arm in STEP_ARMS:
-            step_s = costs.alone_s.get(n, 0.0) if block.arm == BARE_ONE else costs.step_s.get(n, 0.0)
-            step_s = costs.apart_s(n) if block.arm in (BARE_ALL, DDP_SOLO) else step_s
-            total += (steps + dropped_steps(plan.spec, block.arm, lead_in)) * step_s
-        elif block.arm == FABRIC:
+        if block.arm in schedule.STEP_ARMS:
+            step_s = costs.alone_s.get(n, 0.0) if block.arm == schedule.BARE_ONE else costs.step_s.get(n, 0.0)
+            step_s = costs.apart_s(n) if block.arm in (schedule.BARE_ALL, schedule.DDP_SOLO) else step_s
+            total += (steps + schedule.dropped_steps(plan.spec, block.arm, lead_in)) * step_s
+        elif block.arm == schedule.FABRIC:
             total += costs.sweep_s.get(n, 0.0)
         else:
-            total += (1 if block.arm == PAIRS else REPLAYED) * costs.exchange_s.get(n, 0.0)
-        total += BLOCK_S if block.arm == BARE_ONE else costs.block_s.get(n, BLOCK_S)
+            total += (1 if block.arm == schedule.PAIRS else schedule.REPLAYED) * costs.exchange_s.get(n, 0.0)
+        total += BLOCK_S if block.arm == schedule.BARE_ONE else costs.block_s.get(n, BLOCK_S)
     return total
 
 
@@ -306,7 +284,7 @@ def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Co
     """The warm-up of all trials with `chunk` steps of every loop (see scaling.worker.measure.prepare)."""
     total = 0.0
     kept = tuple(t for t in trials if content.holds(t.world_size))
-    new, many = settling_steps(plan.spec) + chunk, len(plan.spec.strategies)
+    new, many = schedule.settling_steps(plan.spec) + chunk, len(plan.spec.strategies)
     for trial in (*kept, *plan.baseline(kept)):
         n, step, alone = trial.world_size, costs.step_s[trial.world_size], costs.alone_s[trial.world_size]
         total += many * ((2 + chunk) * alone + (new + chunk) * step)  # it fits; the bare loop; plain, twice

@@ -242,6 +242,11 @@ class Largest:
     failure: str | None = None
     """What ended the search, other than memory."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether each variant's batch is proved, or none of its batches fits."""
+        return all(item.proved is not None or not item.candidate for item in self.items)
+
     def rungs(self) -> dict[Variant, tuple[int, ...]]:
         """Batches to measure of each variant."""
         return {item.variant: item.rungs for item in self.items}

@@ -265,9 +265,7 @@ def _sweep_s(spec: Spec, world_size: int, hops_s: float) -> float:
         took[size] = size / _bytes_s(spec, world_size) + max(MESSAGE_S, hops_s)
         if not schedule.affordable(took[size], size, spec.measure, backend):
             break
-    if (
-        not schedule.streamed(backend) and not hops_s
-    ):  # MESSAGE_S is enough for the repeats of a small message
-        return sum(took.values()) * len(spec.measure.collectives)
-    sent = schedule.messages([0], list(took), backend)
-    return sum(took[message.bytes] * message.sent for message in sent) * len(spec.measure.collectives)
+    if schedule.streamed(backend) or hops_s:  # else MESSAGE_S is enough for the repeats of a small message
+        sent = schedule.messages([0], list(took), backend)
+        return sum(took[message.bytes] * message.sent for message in sent) * len(spec.measure.collectives)
+    return sum(took.values()) * len(spec.measure.collectives)

@@ -68,6 +68,11 @@ class Content:
         """Whether a part is measured."""
         return part not in self.without
 
+    @property
+    def has_sampled(self) -> bool:
+        """Whether anything is measured that some rounds can be without."""
+        return any(map(self.has, SAMPLED))
+
     def in_round(self, number: int) -> Content:
         """What one round of a launch measures."""
         return self if self.detailed is None or number in self.detailed else self.without_details()

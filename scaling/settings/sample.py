@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from scaling.settings.plan import SAMPLED, Content, Plan, Trial
+from scaling.settings.plan import Content, Plan, Trial
 from scaling.settings.run import LEAST_ROUNDS, Measure
 from scaling.settings.schedule import DDP_SOLO, FABRIC, PAIRS, PLAIN, REPLAY, REPLAYED, Block, round_blocks
 from scaling.units import format_bytes
@@ -87,7 +87,7 @@ def chosen(
     if content.detailed is not None and len(content.detailed) < LEAST_ROUNDS:  # the budget holds no more
         return content
     content = replace(content, detailed=None)
-    if plan.variant is not None or not any(map(content.has, SAMPLED)):
+    if plan.variant is not None or not content.has_sampled:
         return content
     measure, light = plan.spec.measure, content.without_details()
     fit = rounds_s / measure.rounds_min / max(1e-9, round_s(content))

@@ -108,9 +108,8 @@ def half_batch(spec: Spec) -> int | None:
     """
     whole, micro_steps = spec.batch_per_rank, spec.accumulation_steps
     made_up = spec.data.target is None and not spec.compile and spec.mode == "weak"
-    enough = (
-        whole >= 4 * micro_steps and whole % (2 * micro_steps) == 0
-    )  # batch norm cannot train on one sample
+    # Batch norm cannot train on one sample.
+    enough = whole >= 4 * micro_steps and whole % (2 * micro_steps) == 0
     return whole // 2 if made_up and enough else None
 
 
@@ -253,7 +252,6 @@ class Message(NamedTuple):
     """As nccl-tests counts them: the whole result of an all-gather, the whole input of a reduce-scatter."""
     calls: int = 1
     """Collectives that are enqueued behind one that is not timed; 1: a single one, and none before it."""
-
     group: int = 0
     """Key of its communicator; 0: that of the block."""
 
@@ -270,9 +268,7 @@ def streamed(backend: str) -> bool:
 
 def largest(measure: Measure, backend: str) -> int:
     """The largest message, bytes, where memory and time allow it."""
-    return (
-        max(measure.fabric_bytes_max, STREAMED_BYTES_MAX) if streamed(backend) else measure.fabric_bytes_max
-    )
+    return max(measure.fabric_bytes_max, STREAMED_BYTES_MAX if streamed(backend) else 0)
 
 
 def sizes(ceiling: int, backend: str) -> Iterable[int]:

@@ -126,7 +126,7 @@ def last_error(launch: LaunchFolder, code: int) -> str:
     texts = [[line.strip() for line in text.splitlines() if line.strip()] for text in printed(launch)]
     errors = [[line for line in lines if ERROR.search(line) and not NO_CAUSE.search(line)] for lines in texts]
     last_line = next((lines[-1] for lines in errors if lines), None)
-    name = _ended_by(code)
+    name = ended_by(code)
     if name and not (last_line and code in TOLD):
         return f"torchrun was ended by {name} ({launch.path})"
     last_line = last_line or next((lines[-1] for lines in texts if lines), None)
@@ -157,7 +157,7 @@ def _parted(seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOutcome:
 
 def _killed(rank: int, seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOutcome:
     code, first = seen.exits[rank], next(iter([*seen.errors.values(), *seen.stacks.values()]), {})
-    name = _ended_by(code)
+    name = ended_by(code)
     how = f"was ended by {name}" if name else f"ended with status {code} and no error message"
     if name == signal.SIGKILL.name:
         how += " (by a person, or by a system that is out of memory: see its log)"
@@ -166,7 +166,7 @@ def _killed(rank: int, seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOutc
     return LaunchOutcome(status="failed", error=text, rank=rank, world_size=_size(first))
 
 
-def _ended_by(code: int) -> str | None:
+def ended_by(code: int) -> str | None:
     """The signal that ended a process, from its status as Python or a shell counts it."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number).name if number in set(signal.Signals) else None

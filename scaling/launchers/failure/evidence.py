@@ -40,25 +40,20 @@ def records(
     launch: LaunchFolder, exits: Mapping[int, int], reported: Iterable[int], stage: str
 ) -> dict[int, dict[str, Any]]:
     """Errors, as in error-<r>.json, of aborted ranks that are not `reported`; `stage` says where they were."""
-    aborted = {}
-    for rank, code in sorted(exits.items()):
-        if code in ABORTED and rank not in reported:
-            text = message(_tail(launch.log(rank)))
+    errors = {}
+    aborted = sorted(rank for rank, code in exits.items() if code in ABORTED and rank not in reported)
+    for rank in aborted:
+        with contextlib.suppress(OSError, RefusedError):
+            text = message(read_tail(launch.log(rank), TAIL_BYTES).decode(errors="replace"))
             if text is not None:
-                aborted[rank] = {"rank": rank, "type": WATCHDOG, "message": text, "stage": stage}
-    return aborted
+                errors[rank] = {"rank": rank, "type": WATCHDOG, "message": text, "stage": stage}
+    return errors
 
 
 def message(log: str) -> str | None:
     """The watchdog's message in a log; None where there is none."""
     match = _WATCHDOG_LINE.search(log)
     return match[1].strip()[:MESSAGE_MAX] if match else None
-
-
-def _tail(path: Path) -> str:
-    with contextlib.suppress(OSError, RefusedError):
-        return read_tail(path, TAIL_BYTES).decode(errors="replace")
-    return ""
 
 
 Record = Mapping[str, Any]

@@ -98,16 +98,12 @@ def settle(stands: Standing, analyse: Analyse) -> Standing:
     launches = tuple(replace(run, error=why) if run.error == vague else run for run in status.launches)
     status = replace(status, state=state, trials=trials, launches=launches)
     if is_own(stands.folder):
-        _keep(stands.folder, status, analyse)
+        # A full disk, or a run without one measured block, is no error here.
+        with contextlib.suppress(OSError, ScalingError):
+            write_json(stands.folder.status, status)
+            if status.launches:
+                analyse(stands.folder)
     return replace(stands, status=status)
-
-
-def _keep(folder: RunFolder, status: Status, analyse: Analyse) -> None:
-    """Write the status and analyse; a full disk, or a run without one measured block, is no error here."""
-    with contextlib.suppress(OSError, ScalingError):
-        write_json(folder.status, status)
-        if status.launches:
-            analyse(folder)
 
 
 def _ended(stands: Standing, job: Submitted) -> tuple[str, str]:

@@ -14,13 +14,11 @@ from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher, LaunchRequest
 from scaling.launchers.slurm.queue import JobAllocation, allocated, allocation
-from scaling.launchers.torchrun import connecting, environment, nccl_log, numa_binding, program_arguments
+from scaling.launchers.torchrun import environment, numa_binding, program_arguments
 from scaling.records.checkup import DOCTOR
-from scaling.records.paths import RunFolder
 from scaling.settings.plan import Plan
-from scaling.settings.run import Spec
 from scaling.settings.timeouts import start_limit_s
-from scaling.settings.topology import GPU, Container
+from scaling.settings.topology import GPU
 
 IN_IMAGE = "/opt/scaling-harness"
 """Where a container finds this program."""
@@ -105,12 +103,10 @@ def srun(request: LaunchRequest, where: JobAllocation) -> Command:
         f"--output={launch.path.absolute()}/torchrun-%n.txt",
     ]
     if inside:
-        mounts = [*_mounts(request.folder), *container.mounts]
-        wrapped = _pyxis if container.runtime == "pyxis" else _apptainer
-        started += wrapped(container, mounts, spec.topology.device)
+        started += _in_image(request)
     return Command(
         argv=(*started, *node),
-        env={**nccl_log(request), **connecting(request), **_environment(spec)},
+        env=_environment(request),
         hosts=hosts,
         ranks=spec.topology.started(request.ranks),
         start_s=start_limit_s(request.plan),
@@ -139,34 +135,34 @@ def blamed(text: str) -> str | None:
     return None
 
 
-def _environment(spec: Spec) -> dict[str, str]:
-    cluster = spec.cluster
-    inside = cluster.container.image is not None
-    env = environment(cluster.container.python, IN_IMAGE) if inside else environment()
-    if cluster.interface is not None:
-        env |= {"GLOO_SOCKET_IFNAME": cluster.interface, "NCCL_SOCKET_IFNAME": cluster.interface}
-    return env | numa_binding(spec) | cluster.env | spec.env
+def _environment(request: LaunchRequest) -> dict[str, str]:
+    cluster, interface = request.spec.cluster, request.spec.cluster.interface
+    container = cluster.container
+    inside = {} if container.image is None else {"python": container.python, "import_path": IN_IMAGE}
+    env = environment(request, interface=interface, **inside)
+    env |= {} if interface is None else {"NCCL_SOCKET_IFNAME": interface}
+    return env | numa_binding(request.spec) | cluster.env | request.spec.env
 
 
-def _mounts(folder: RunFolder) -> list[str]:
+def _in_image(request: LaunchRequest) -> list[str]:
+    """What stands before a node's command, so that it runs in the container: options of pyxis's, or a program."""
+    container, run, here = request.spec.cluster.container, request.folder.path.absolute(), Path.cwd()
     mounts = (
-        (resources.import_root() / "scaling", f"{IN_IMAGE}/scaling"),
-        (resources.folder("launch"), f"{IN_IMAGE}/launch"),
-        (folder.path.absolute(), folder.path.absolute()),
-        (Path.cwd(), Path.cwd()),
+        f"{resources.import_root() / 'scaling'}:{IN_IMAGE}/scaling",
+        f"{resources.folder('launch')}:{IN_IMAGE}/launch",
+        f"{run}:{run}",
+        f"{here}:{here}",
+        *container.mounts,
     )
-    return [f"{source}:{target}" for source, target in mounts]
-
-
-def _pyxis(container: Container, mounts: list[str], _device: str) -> list[str]:
+    if container.runtime == "pyxis":
+        image, where = f"--container-image={container.image}", f"--container-workdir={here}"
+        return [image, f"--container-mounts={','.join(mounts)}", where]
+    nv = ["--nv"] if request.spec.topology.device == GPU else []
     return [
-        f"--container-image={container.image}",
-        f"--container-mounts={','.join(mounts)}",
-        f"--container-workdir={Path.cwd()}",
+        container.runtime,
+        "exec",
+        *nv,
+        f"--bind={','.join(mounts)}",
+        f"--pwd={here}",
+        str(container.image),
     ]
-
-
-def _apptainer(container: Container, mounts: list[str], device: str) -> list[str]:
-    nv = ["--nv"] if device == GPU else []
-    where = [f"--bind={','.join(mounts)}", f"--pwd={Path.cwd()}"]
-    return [container.runtime, "exec", *nv, *where, str(container.image)]

@@ -96,23 +96,10 @@ class JobState:
     @property
     def over(self) -> bool:
         """Whether the job has ended and Slurm will not start it again."""
-        return self.state in _OVER
+        return self.state in _OVER.split()
 
 
-_OVER = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    }
-)
+_OVER = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT"
 
 
 def state_of(job: str) -> JobState | None:

@@ -173,7 +173,10 @@ def excluded(spec: Spec) -> list[str]:
         )
     theirs = hostnames(cluster.sbatch.get("exclude", ""))
     where = [] if cluster.partition is None else [f"--partition={cluster.partition}"]
-    nodes = nodes_of(_listed(*where), default=cluster.partition is None)
+    listed = run("sinfo", "--noheader", "--Node", *where, "--format=%N %t %P")
+    if listed.returncode:
+        raise ScalingError(f"sinfo: {listed.stderr.strip()}")
+    nodes = nodes_of(listed.stdout, default=cluster.partition is None)
     hosts = max(spec.topology.hosts_of(n) for n in spec.world_sizes)
     usable = [name for name, up in nodes.items() if up and name not in theirs]
     return [
@@ -186,13 +189,6 @@ def one_allocation(request: Request) -> Request:
     """What is asked of one job of several."""
     cluster = replace(request.spec.cluster, allocations=1)
     return replace(request, spec=replace(request.spec, cluster=cluster))
-
-
-def _listed(*where: str) -> str:
-    done = run("sinfo", "--noheader", "--Node", *where, "--format=%N %t %P")
-    if done.returncode:
-        raise ScalingError(f"sinfo: {done.stderr.strip()}")
-    return done.stdout
 
 
 def nodes_of(sinfo: str, *, default: bool) -> dict[str, bool]:
