@@ -43,6 +43,7 @@ from scaling.settings.environment import is_of_links, is_of_machine
 from scaling.settings.plan import Request, Requests
 from scaling.settings.run import Tracking
 
+CONF = resources.folder("conf")
 TRUSTED = "experiment"
 TOPOLOGY = "topology"
 TOPOLOGY_SETS = (TOPOLOGY, "launcher", "cluster", "env")
@@ -79,8 +80,7 @@ def require_readable(folder: Path) -> None:
     Hydra would take the one of conf/, and not say so. Only files of the groups are looked at: DIR/config.yaml, some
     other program's say, cannot be asked for by any name.
     """
-    ours = resources.folder("conf")
-    for group in sorted(path for path in ours.iterdir() if path.is_dir()):
+    for group in sorted(path for path in CONF.iterdir() if path.is_dir()):
         for path in sorted((folder / group.name).glob("*.yaml")):
             messages.load_file(path)
             shipped = group / path.name
@@ -102,7 +102,7 @@ def only_data() -> Iterator[None]:
             result = load(repository, config_path)
         if result is not None and result.path.startswith("file:"):
             folder = Path(result.path.removeprefix("file://"))
-            if group or folder.resolve() != resources.folder("conf").resolve():  # conf/config.yaml is ours
+            if group or folder.resolve() != CONF.resolve():  # conf/config.yaml is ours
                 where = str(folder / group / f"{name}.yaml")
                 with shaped(where, group):
                     _check(where, group, result)
@@ -119,7 +119,7 @@ def _check(where: str, group: str, loaded: ConfigResult) -> None:
     """InputError where a file sets what it may not, by what Hydra made of it: it may have been changed since."""
     if group == TRUSTED:
         return
-    if not group or not (resources.folder("conf") / group).is_dir():
+    if not group or not (CONF / group).is_dir():
         raise InputError(f"{where}: it is in none of the groups' folders, so it is not read")
     values: Any = OmegaConf.to_container(loaded.config)
     package = loaded.header.get("package")
@@ -130,14 +130,13 @@ def _check(where: str, group: str, loaded: ConfigResult) -> None:
         raise InputError(
             f"{where}: @package {package}: a file of {group}/ sets {group} alone; an experiment sets more"
         )
-    group_values = values
     if everywhere:
         for key in values:
             if key not in TOPOLOGY_SETS:
                 raise InputError(
                     f"{where}: {key}: a topology sets {', '.join(TOPOLOGY_SETS)}; an experiment sets more"
                 )
-        cluster, group_values = values.get("cluster") or {}, values.get(TOPOLOGY) or {}
+        cluster = values.get("cluster") or {}
         given = {f"cluster.{key}" for key in NOT_OF_CLUSTER if key in cluster}
         given |= {f"cluster.sbatch.{key}" for key in cluster.get("sbatch") or () if key not in SBATCH}
         named = {"env": values.get("env"), "cluster.env": cluster.get("env")}
@@ -148,7 +147,7 @@ def _check(where: str, group: str, loaded: ConfigResult) -> None:
             raise InputError(
                 f"{where}: {min(given)}: a topology does not set it; give it on the command line"
             )
-    for name in group_values.get("env") or () if group == "cluster" else ():
+    for name in values.get("env") or () if group == "cluster" else ():
         if not is_of_machine(str(name)):
             raise InputError(
                 f"{where}: env.{name}: a cluster's file sets variables of NCCL, Gloo, UCX, CUDA, PyTorch and OpenMP "
@@ -210,9 +209,7 @@ def requests(verb: str, arguments: list[str]) -> Requests:
         return Requests(items=(_request(_composed(arguments), find_machine()),), multirun=False)
     multirun = "-m" in arguments or "--multirun" in arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us instead of being printed
-    main = hydra.main(config_path=str(resources.folder("conf")), config_name="config", version_base="1.3")(
-        task
-    )
+    main = hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)
     errors = io.StringIO()
     argv, sys.argv = sys.argv, [f"scaling {verb}", *arguments]
     try:
@@ -241,7 +238,7 @@ def _composed(overrides: list[str], base: str = "config") -> DictConfig:
     with (
         messages.one_line(overrides),
         only_data(),
-        hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"),
+        hydra.initialize_config_dir(str(CONF), version_base="1.3"),
     ):
         return hydra.compose(base, overrides=overrides)
 
@@ -265,7 +262,7 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
             raise InputError("config.yaml: keys and values are expected, as `scaling run` writes them")
         ours = {field.name for field in dataclasses.fields(Config)}
         named = {override.key_or_group for override in OverridesParser.create().parse_overrides(arguments)}
-        groups = [{path.name: None} for path in resources.folder("conf").iterdir() if path.is_dir()]
+        groups = [{path.name: None} for path in CONF.iterdir() if path.is_dir()]
         kept = {key: _literal(value) for key, value in base.items() if key in ours}
         if isinstance(kept.get("tracking"), dict):
             kept["tracking"] = {k: v for k, v in kept["tracking"].items() if k not in Tracking.GONE}
@@ -302,7 +299,7 @@ def candidates(word: str) -> list[str]:
     from hydra.core.plugins import Plugins  # noqa: PLC0415
     from hydra.plugins.completion_plugin import CompletionPlugin  # noqa: PLC0415
 
-    search = create_config_search_path(str(resources.folder("conf")))
+    search = create_config_search_path(str(CONF))
     loader = Hydra.create_main_hydra2("scaling", search).config_loader
     plugin = next(p for p in Plugins.instance().discover(CompletionPlugin) if p.provides() == "bash")  # type: ignore[attr-defined]
     GlobalHydra.instance().clear()

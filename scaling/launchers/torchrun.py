@@ -164,9 +164,8 @@ class Emulated(Launcher):
                 "--master-addr=10.77.0.1",
                 "--master-port=29500",
             )
-            slowed = inject.link_rate_bit_s is not None and (
-                inject.rank is None or topology.host_of(inject.rank) == host
-            )
+            here = inject.rank is None or topology.host_of(inject.rank) == host
+            slowed = here and inject.link_rate_bit_s is not None
             hosts.append(
                 {
                     "name": f"host{host}",

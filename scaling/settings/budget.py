@@ -127,19 +127,18 @@ def fit_cases(
     measure = plan.spec.measure
 
     def visits(content: Content, steps: int) -> float:
-        pairs = [pair for _, alive in _alive(plan, asked, content) for pair in alive] * len(arms(plan.spec))
-        return sum(steps * costs.step_s[n, k] + costs.change_s.get(k, 0.0) + BLOCK_S for n, k in pairs)
+        alive = [*_alive(plan, asked, content)] * len(arms(plan.spec))
+        return sum(steps * costs.step_s[n, k] + costs.change_s.get(k, 0.0) + BLOCK_S for n, k, _ in alive)
 
     def round_s(content: Content) -> float:
         """Blocks of cases fill the budget whatever their steps take, up to a second each."""
-        blocks = sum(len(alive) for _, alive in _alive(plan, asked, content)) * len(arms(plan.spec))
+        blocks = len([*_alive(plan, asked, content)]) * len(arms(plan.spec))
         return max(blocks * (1 + BLOCK_S), visits(content, 3))
 
     def warmup_s(content: Content, chunk: int) -> float:
         return sum(
             (1 + chunk) * costs.step_s[n, k] + costs.change_s.get(k, 0.0)
-            for largest, alive in _alive(plan, asked, content)
-            for n, k in alive
+            for n, k, largest in _alive(plan, asked, content)
             if n == largest
         )
 
@@ -299,12 +298,9 @@ def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Co
     return total
 
 
-def _alive(
-    plan: Plan, asked: tuple[Case, ...], content: Content
-) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """The largest world size of each stage, and its (world size, case) pairs."""
+def _alive(plan: Plan, asked: tuple[Case, ...], content: Content) -> Iterator[tuple[int, int, int]]:
+    """(world size, case, largest world size of its stage) of all that a content holds."""
     kept = [index for index, case in enumerate(asked) if content.has_batch(case.batch)]
     for stage in stages(plan.spec):
         sizes = [n for n in stage if content.holds(n)]
-        if sizes:
-            yield max(sizes), list(itertools.product(sizes, kept))
+        yield from ((n, k, max(sizes)) for n, k in itertools.product(sizes, kept))

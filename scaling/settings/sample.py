@@ -127,11 +127,8 @@ def detailed_rounds(
 
 def spread(count: int, rounds: int) -> tuple[int, ...]:
     """The first LEAST_ROUNDS of some rounds, and as many others, evenly spread, as make `count`."""
-    first, others = range(LEAST_ROUNDS), count - LEAST_ROUNDS
-    return (
-        *first,
-        *(LEAST_ROUNDS + (2 * k + 1) * (rounds - LEAST_ROUNDS) // (2 * others) for k in range(others)),
-    )
+    others, left = count - LEAST_ROUNDS, rounds - LEAST_ROUNDS
+    return (*range(LEAST_ROUNDS), *(LEAST_ROUNDS + (2 * k + 1) * left // (2 * others) for k in range(others)))
 
 
 def host_bytes(

@@ -61,11 +61,9 @@ class Slurm(Launcher):
         fit = tuple(n for n in sizes if plan.spec.topology.hosts_of(n) <= room)
         if len(fit) == len(sizes):
             return fit, None
-        gone = (
-            f"node {', '.join(where.lost)} is lost"
-            if where.lost
-            else f"job {where.job} has {room} {'node' if room == 1 else 'nodes'}"
-        )
+        gone = f"job {where.job} has {room} {'node' if room == 1 else 'nodes'}"
+        if where.lost:
+            gone = f"node {', '.join(where.lost)} is lost"
         others = ", ".join(str(n) for n in sizes if n not in fit)
         return fit, f"{gone}: no room for world size {others}"
 

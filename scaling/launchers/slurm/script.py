@@ -134,16 +134,14 @@ def too_short(plan: Plan) -> str | None:
 
     InputError where nothing can be measured before Slurm's signal.
     """
-    cluster, limit = plan.spec.cluster, limit_s(plan)
-    warned = cluster.signal_s + EARLY_S if cluster.signal_s else 0
-    before = limit - warned
+    cluster, signal_s = plan.spec.cluster, plan.spec.cluster.signal_s
+    warned = signal_s + EARLY_S if signal_s else 0
+    before = limit_s(plan) - warned
     budget = (plan.spec.measure.longest_s + joining(plan).high_s) * plan.spec.repeats
     if cluster.time is None or before >= budget:
         return None
     would = f"cluster.time={minutes(plan)} holds all of it"
-    told = (
-        f"up to {warned} s before its limit (cluster.signal_s={cluster.signal_s}, and Slurm's own {EARLY_S})"
-    )
+    told = f"up to {warned} s before its limit (cluster.signal_s={signal_s}, and Slurm's own {EARLY_S})"
     if before <= 0:
         raise InputError(
             f"cluster.time={cluster.time}: the job is told to end {told}, before it begins; {would}"
