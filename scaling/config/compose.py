@@ -1,12 +1,10 @@
 """The one door from Hydra: schema dataclasses in, a frozen `Spec` out. Nothing else imports hydra or omegaconf.
 
-Files of configuration: those of a folder of one's own (`--config-dir DIR`), and what a file of a group may set.
-
 A file of a group describes a machine, a model or a way of running. It may have come from elsewhere, so it is data: it
 sets its own group, a topology also what TOPOLOGY_SETS lists, and nothing of Hydra's. Code is named by `_target_` of a
 model and of data alone. Experiments are command lines in a file, and may set everything.
 
-Check the command line of `scaling launch`: which overrides a launch of one's own script takes.
+At the end: the command line of `scaling launch`, and which overrides a launch of one's own script takes.
 """
 
 from __future__ import annotations

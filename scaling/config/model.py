@@ -1,7 +1,4 @@
-"""The model and the data that were asked for, checked without an import of either.
-
-Settings that are measured by cases (task, batch, memory_limit, vary), checked against each other.
-"""
+"""The model and the data that were asked for, checked without an import of either, and what is measured by cases."""
 
 from __future__ import annotations
 

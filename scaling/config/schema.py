@@ -1,12 +1,8 @@
 """The shape of the Hydra config, made from the frozen types of `scaling.settings`.
 
-Hydra needs mutable dataclasses and knows neither Literal nor tuples. The fields, their defaults and their
-explanations are those of scaling/settings/run.py, topology.py and cluster.py; this module lists only what YAML has
-in another shape.
-
-Values of a composed config against the bounds that stand beside the frozen types' fields.
-
-InputError has the key, the value and what would be accepted.
+Hydra needs mutable dataclasses and knows neither Literal nor tuples. The fields, their defaults and their explanations
+are those of the frozen types; this module lists only what YAML has in another shape. The values of a composed config
+are checked against the bounds beside those fields: InputError has the key, the value and what would be accepted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A topology as it was asked for, checked against the machine and frozen. InputError says what would be accepted.
 
-The request to Slurm, checked as far as that is possible without asking Slurm.
+The request to Slurm is checked as far as that is possible without asking Slurm.
 """
 
 from __future__ import annotations

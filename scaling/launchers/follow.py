@@ -1,7 +1,4 @@
-"""Start a launch, follow it, and make sure that it ends.
-
-Listen to a launch: what rank 0 reports, and whether the ranks go on.
-"""
+"""Start a launch, listen to what rank 0 reports and whether the ranks go on, and make sure that it ends."""
 
 from __future__ import annotations
 

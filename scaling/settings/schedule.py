@@ -4,12 +4,10 @@ All trials of a launch are measured together, in rounds. A round visits every wo
 it, every arm in random order, one block each. Every arm of every trial therefore sees the same drift of the machine,
 and rounds are the independent units of the statistics.
 
-Which messages the size sweep sends. Pure.
-
-Gloo's collectives end when the call returns, so each is timed by itself. A back end that runs on a device's streams
-(NCCL and its like) needs the host for 10 to 40 us to enqueue a collective. So many are enqueued for one measurement,
-behind one that is not timed, and their time is divided by their number, as nccl-tests does. A single one on an idle
-device is measured too: what it takes longer is the host's latency.
+Also which messages the size sweep sends. Gloo's collectives end when the call returns, so each is timed by itself. A
+back end that runs on a device's streams (NCCL and its like) needs the host for 10 to 40 us to enqueue a collective. So
+many are enqueued for one measurement, behind one that is not timed, and their time is divided by their number, as nccl-
+tests does. A single one on an idle device is measured too: what it takes longer is the host's latency.
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ finished. A hang makes no progress; a slow machine does, if late. So:
   launch whose ranks use the processor or move data is not hung, up to UNTIMED_S. One whose ranks do neither is.
 - Before rank 0's first report, torchrun and torch start, ranks meet and build the model: that has a limit of its own.
 
-How long the ranks of a launch take to find one another, on top of starting Python. Pure: no I/O, no torch.
-
-All ranks ask one store, a thread of the first host's torchrun, for each other's addresses, so its work is the time that
-grows. Its own processor time was measured on loopback (benchmarks/joining.py): ranks share cores there, so wall time
-says nothing of ranks on hosts of their own. For a group of N ranks:
+Also how long the ranks of a launch take to find one another, on top of starting Python. All ranks ask one store, a
+thread of the first host's torchrun, for each other's addresses, so its work is the time that grows. Its own processor
+time was measured on loopback (benchmarks/joining.py): ranks share cores there, so wall time says nothing of ranks on
+hosts of their own. For a group of N ranks:
 
 - Gloo connects every rank with every other: 34 to 45 us x N^2 (16 to 256 ranks), and a connection each in every rank.
 - From LAZY_RANKS on, two ranks connect when they first exchange something. An all-reduce and a barrier connect a rank

@@ -1,6 +1,6 @@
-"""Hosts, their ranks, and the links between them. Frozen facts, checked by `scaling.config.topology`.
+"""Hosts, their ranks, and the links between them; a Slurm job, and its ranks' container.
 
-Settings of a Slurm job and of its ranks' container. Frozen facts, checked by `scaling.config.topology`.
+Frozen facts, checked by `scaling.config.topology`.
 """
 
 from __future__ import annotations

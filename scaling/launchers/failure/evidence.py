@@ -1,14 +1,12 @@
-"""What a launch left behind: errors and stacks of ranks, exit codes, logs of torchrun.
+"""What a launch left behind: errors and stacks of ranks, exit codes, logs of torchrun, workers that still run.
 
-Errors of NCCL's watchdog, read from the rank's log.
-
-The watchdog ends its process by SIGABRT, so the rank writes no error record. It does so after a collective's timeout
-and after an error of the device (torch, ProcessGroupNCCL.cpp):
+NCCL's watchdog ends its process by SIGABRT, so the rank writes no error record, and its log tells the error. It does so
+after a collective's timeout and after an error of the device (torch, ProcessGroupNCCL.cpp):
 
     [rank1]:[E606 ...] [PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread terminated with exception:
     [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, ...) ran for ...
 
-The workers of a launch on this machine, from /proc. Those on other machines are not seen.
+Workers are found in /proc. Those on other machines are not seen.
 """
 
 from __future__ import annotations

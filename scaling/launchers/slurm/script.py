@@ -1,6 +1,6 @@
-"""The script of a Slurm job: slurm/job.sbatch with directives, interpreter and arguments filled in. No I/O.
+"""The script of a Slurm job: slurm/job.sbatch with directives, interpreter and arguments filled in.
 
-Hand a job's script to sbatch, and say which key to change when Slurm refuses it.
+It is handed to sbatch here too; where Slurm refuses it, the message says which key to change.
 """
 
 from __future__ import annotations

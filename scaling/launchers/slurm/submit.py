@@ -1,9 +1,8 @@
 """Submit a run as a Slurm job: write its script, hand it to Slurm, and note the job in jobs.json.
 
-Give each allocation of one run nodes of its own: a partition's nodes are dealt out before the jobs are submitted.
-
-Each job excludes the other jobs' nodes, so that they need not wait for each other, and a job that starts again stays
-on its own. Which nodes of its share a job gets is Slurm's choice.
+Each allocation of one run gets nodes of its own: a partition's nodes are dealt out before the jobs are submitted. Each
+job excludes the other jobs' nodes, so that they need not wait for each other, and a job that starts again stays on its
+own. Which nodes of its share a job gets is Slurm's choice.
 """
 
 from __future__ import annotations
