@@ -22,7 +22,7 @@ from scaling.analysis.results import Comparison, Prediction, Sweep
 from scaling.cli.loaded import Run, ShownComparison, ShownPrediction, shown, sources_of, sources_with
 from scaling.cli.simulated_run import from_run
 from scaling.config.compose import changed, require_readable
-from scaling.config.whatif import to_whatif
+from scaling.config.run import to_whatif
 from scaling.errors import InputError
 from scaling.records.launch import Launches
 from scaling.records.run import read_config

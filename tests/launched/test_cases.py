@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from scaling.config.compose import requests
-from scaling.launchers.batch_search import find_largest
 from scaling.launchers.jobs import Job, create, plan_request
+from scaling.launchers.runner import find_largest
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_largest
 
