@@ -11,8 +11,8 @@ import pytest
 from support.commands import planned
 from support.processes import alive, wait_until
 
+from scaling.launchers.follow import RUN_DIR, command_of, run_script, why
 from scaling.launchers.launcher import Command
-from scaling.launchers.script import RUN_DIR, command_of, run_script, why
 from scaling.launchers.torchrun import reaped
 from scaling.records.paths import RunFolder
 

@@ -13,9 +13,9 @@ from scaling.cli.output import say, warn
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import cut, overrides, requests, script_name
 from scaling.errors import InputError, ScalingError
+from scaling.launchers.follow import ScriptEnd, command_of, run_script
 from scaling.launchers.jobs import check_folder, launcher_of, plan_request
 from scaling.launchers.launcher import describe
-from scaling.launchers.script import ScriptEnd, command_of, run_script
 from scaling.reading import RefusedError, read_tail, read_text
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
