@@ -12,7 +12,7 @@ from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError
 from scaling.launchers.jobs import begun
 from scaling.launchers.slurm import queue
-from scaling.launchers.slurm.job_status import Standing, settle, standing
+from scaling.launchers.slurm.submit import Standing, settle, standing
 from scaling.records.paths import RunFolder, find_run, named, require_own
 from scaling.units import format_duration
 

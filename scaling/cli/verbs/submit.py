@@ -18,9 +18,9 @@ from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import begun, jobs_of
 from scaling.launchers.slurm import submit as slurm
-from scaling.launchers.slurm.job_status import Standing, settle, standing
 from scaling.launchers.slurm.queue import Submitted, state_of
 from scaling.launchers.slurm.script import check_script, limit_s, require_slurm, too_short
+from scaling.launchers.slurm.submit import Standing, settle, standing
 from scaling.launchers.tryout import needs_trying, try_model
 from scaling.reading import log_text
 from scaling.records.paths import RunFolder, require_own

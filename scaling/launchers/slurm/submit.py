@@ -1,36 +1,42 @@
-"""Submit a run as a Slurm job: write its script, hand it to Slurm, and note the job in jobs.json.
+"""Submit a run as a Slurm job: write its script, hand it to Slurm, and note the job in jobs.json; tell how it stands.
 
 Each allocation of one run gets nodes of its own: a partition's nodes are dealt out before the jobs are submitted. Each
 job excludes the other jobs' nodes, so that they need not wait for each other, and a job that starts again stays on its
 own. Which nodes of its share a job gets is Slurm's choice.
+
+How a job ended that Slurm ended before it could write so itself is written into status.json.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError, way_out, while_reading
 from scaling.launchers.jobs import Job, create
+from scaling.launchers.runner import earlier_launches
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm import script as sbatch
-from scaling.launchers.slurm.job_status import Analyse, settle, standing
-from scaling.launchers.slurm.queue import SCHEMA, Jobs, Submitted, gets_jobs, hostnames, run, submitted
-from scaling.launchers.slurm.script import compare_script, job_script
+from scaling.launchers.slurm.queue import Jobs, JobState, Submitted, gets_jobs, run, submitted
 from scaling.plain import tell
-from scaling.reading import read_text
+from scaling.reading import RefusedError, log_text, read_json, read_text
 from scaling.records.files import write_json, write_text
-from scaling.records.paths import RunFolder
-from scaling.records.run import left, status_of
-from scaling.settings.plan import Plan, Request
+from scaling.records.paths import RunFolder, is_own
+from scaling.records.run import Status, left, read_status, status_of
+from scaling.settings.plan import SETTLED, Plan, Request
 from scaling.settings.run import Spec
 from scaling.units import hostlist
+
+Analyse = Callable[[RunFolder], object]
+"""Makes everything that is derived from a run's records."""
 
 
 def script(job: Job, exclude: str = "") -> str:
@@ -38,7 +44,7 @@ def script(job: Job, exclude: str = "") -> str:
     if job.plan.spec.launcher != "slurm":
         raise InputError(f"launcher={job.plan.spec.launcher}: runs without Slurm; use `scaling run`")
     template = (resources.folder("slurm") / "job.sbatch").read_text(encoding="utf-8")
-    return job_script(
+    return sbatch.job_script(
         template,
         job.plan,
         job.folder,
@@ -87,7 +93,7 @@ def resubmit(folder: RunFolder, plan: Plan, analyse: Analyse) -> Submitted | Non
 
 def comparison_script(plan: Plan, folders: Sequence[RunFolder], after: Sequence[str]) -> str:
     """The job that compares runs of a multirun when the jobs `after` have ended; `plan`: of one of the runs."""
-    return compare_script(
+    return sbatch.compare_script(
         (resources.folder("slurm") / "compare.sbatch").read_text(encoding="utf-8"),
         plan,
         list(folders),
@@ -130,7 +136,7 @@ def _hand_in(plan: Plan, folder: RunFolder, text: str) -> Submitted:
         partition=plan.spec.cluster.partition,
     )
     try:
-        write_json(folder.jobs, Jobs(schema=SCHEMA, jobs=(*earlier, job)))
+        write_json(folder.jobs, Jobs(schema=queue.SCHEMA, jobs=(*earlier, job)))
     except BaseException as error:
         # A full disk, or Ctrl-C: without jobs.json the job could not be found again.
         _withdraw(job.id, folder)
@@ -170,7 +176,7 @@ def excluded(spec: Spec) -> list[str]:
             f"{KEY}={cluster.allocations}: chooses nodes itself; leave cluster.sbatch.nodelist out, or name nodes in "
             f"{_EXCLUDE} that are not to be used"
         )
-    theirs = hostnames(cluster.sbatch.get("exclude", ""))
+    theirs = queue.hostnames(cluster.sbatch.get("exclude", ""))
     where = [] if cluster.partition is None else [f"--partition={cluster.partition}"]
     listed = run("sinfo", "--noheader", "--Node", *where, "--format=%N %t %P")
     if listed.returncode:
@@ -216,3 +222,113 @@ def shares(nodes: Sequence[str], allocations: int, hosts: int, partition: str | 
         )
     ends = [len(nodes) * k // allocations for k in range(allocations + 1)]
     return [list(nodes[first:last]) for first, last in itertools.pairwise(ends)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a run stands."""
+
+    plan: Plan
+    folder: RunFolder
+    status: Status
+    job: Submitted | None
+    state: JobState | None
+    """None: Slurm no longer knows the job."""
+    ahead: int | None
+    """Jobs with a higher priority, while it waits."""
+    progress: dict[str, Any]
+    """The worker's latest progress record; empty where there is none."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no job of the run is waiting or running."""
+        return self.job is None or self.state is None or self.state.over
+
+
+def standing(folder: RunFolder, plan: Plan) -> Standing:
+    """Combine status.json, Slurm's state and the worker's progress."""
+    jobs = submitted(folder)
+    job = jobs[-1] if jobs else None
+    state = queue.state_of(job.id) if job else None
+    launches = earlier_launches(folder)
+    progress: dict[str, Any] = {}
+    if launches:
+        with contextlib.suppress(OSError, RefusedError):
+            content = read_json(folder.launch(launches[-1].index).progress)
+            if isinstance(content, dict) and isinstance(content.get("left_s"), float | int | None):
+                progress = content
+    waiting = job is not None and state is not None and state.state == "PENDING"
+    return Standing(
+        plan=plan,
+        folder=folder,
+        status=read_status(folder) or status_of(plan, []),
+        job=job,
+        state=state,
+        ahead=queue.waiting_ahead(job.id, job.partition) if waiting and job else None,
+        progress=progress,
+    )
+
+
+FINAL = (*SETTLED, "oom", "failed")
+"""States of a trial that the end of its job does not change."""
+UNWRITABLE = 128 + 53
+"""A job that Slurm ends so could not open its log: the node has no such folder (ExitCode=0:53)."""
+_CUT_OFF = {
+    "CANCELLED": "was cancelled",
+    "TIMEOUT": "ran into its time limit",
+    "DEADLINE": "ran into its deadline",
+    "PREEMPTED": "was preempted",
+    "REVOKED": "was revoked",
+}
+
+
+def settle(stands: Standing, analyse: Analyse) -> Standing:
+    """Add to status.json why the job ended, and analyse what was measured.
+
+    A run whose job still waits or runs is left as it is. Nothing is written into another user's folder.
+    """
+    if stands.job is None or not stands.over:
+        return stands
+    vague = queue.ended_by_slurm(stands.job.id)
+    if not any(t.status in ("planned", "running") or t.error == vague for t in stands.status.trials):
+        return stands
+    state, why = _ended(stands, stands.job)
+    status = status_of(stands.plan, earlier_launches(stands.folder))
+    trials = tuple(t if t.status in FINAL else replace(t, status=state, error=why) for t in status.trials)
+    launches = tuple(replace(run, error=why) if run.error == vague else run for run in status.launches)
+    status = replace(status, state=state, trials=trials, launches=launches)
+    if is_own(stands.folder):
+        # A full disk, or a run without one measured block, is no error here.
+        with contextlib.suppress(OSError, ScalingError):
+            write_json(stands.folder.status, status)
+            if status.launches:
+                analyse(stands.folder)
+    return replace(stands, status=status)
+
+
+def _ended(stands: Standing, job: Submitted) -> tuple[str, str]:
+    """(status of the trials, reason) for a job that has ended."""
+    before = "" if stands.status.launches else " before anything was measured"
+    log = stands.folder.job_log(job.id)
+    if stands.state is None:
+        return "lost", f"job {job.id} ended{before}, and Slurm no longer knows it{_last_line(log)}"
+    state = stands.state
+    if state.state in _CUT_OFF:
+        return "interrupted", f"job {job.id} {_CUT_OFF[state.state]}{before}"
+    if state.state in ("NODE_FAIL", "BOOT_FAIL"):
+        return "lost", f"job {job.id} lost a node{before}: {state.state}, {state.nodes or 'no node named'}"
+    if state.exit_code == UNWRITABLE and not log.is_file():
+        return "failed", (
+            f"job {job.id} ended{before}: {state.nodes or 'its node'} could not write {log}; put the run on a file "
+            "system that the nodes share (run_dir)"
+        )
+    code = f", status {state.exit_code}" if state.exit_code else ""
+    return "failed", f"job {job.id} ended{before}: {state.state}{code}{_last_line(log)}"
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log_text(log).splitlines()]
+    # job.sbatch prints "job ...".
+    if lines := [line for line in lines if line and not line.startswith("job ")]:
+        return f": {lines[-1][:300]} ({log})"
+    return f"; its log would be {log}"

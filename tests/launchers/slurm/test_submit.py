@@ -22,9 +22,17 @@ from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import jobs_of
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm import script as sbatch
-from scaling.launchers.slurm.job_status import settle, standing
 from scaling.launchers.slurm.queue import SCHEMA, Jobs, Submitted
-from scaling.launchers.slurm.submit import excluded, nodes_of, one_allocation, script, shares, submit
+from scaling.launchers.slurm.submit import (
+    excluded,
+    nodes_of,
+    one_allocation,
+    script,
+    settle,
+    shares,
+    standing,
+    submit,
+)
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
