@@ -78,7 +78,7 @@ DOORS = {
     ],
 }
 """What imports the simulator, and what of it: in functions, since it need not be installed."""
-NAMES_IT = {"scaling.resources", "scaling.launchers.devices"}
+NAMES_IT = {"scaling.resources", "scaling.launchers.torchrun"}
 """What looks for it, and what starts it as a process of its own."""
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scaling import resources
 from scaling.errors import InputError
-from scaling.launchers.devices import build_device
+from scaling.launchers.torchrun import build_device
 from scaling.plain import tell
 from scaling.records import files
 from scaling.settings.budget import allowance_s

@@ -20,10 +20,9 @@ from support.commands import planned
 from scaling import resources
 from scaling.config.compose import requests
 from scaling.errors import InputError
-from scaling.launchers.devices import require_nccl
 from scaling.launchers.jobs import launcher_of
 from scaling.launchers.launcher import LaunchRequest
-from scaling.launchers.torchrun import reaped
+from scaling.launchers.torchrun import reaped, require_nccl
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 from scaling.settings.topology import GPU, MULTI_RANK

@@ -11,10 +11,10 @@ from scaling.cli.output import print_json, say
 from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
-from scaling.launchers.devices import mps_line, shares_gpu
 from scaling.launchers.jobs import jobs_of, launcher_of
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.launcher import describe as shell
+from scaling.launchers.torchrun import mps_line, shares_gpu
 from scaling.launchers.tryout import promised
 from scaling.records import files
 from scaling.records.paths import RunFolder
