@@ -59,22 +59,13 @@ class CaseBlock:
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
     """Every combination of the settings to vary, in a fixed order."""
-    vary = spec.vary
+    names = ("compile", "checkpointing", "accumulation_steps")
+    values = [getattr(spec.vary, name) or (getattr(spec, name),) for name in names]
     combinations = [
-        Variant(
-            precision=precision,
-            autocast=autocast,
-            compile=compiled,
-            checkpointing=checkpointing,
-            accumulation_steps=accumulation,
-        )
-        for precision in vary.precision or (spec.precision,)
+        Variant(precision=precision, autocast=autocast, **dict(zip(names, each, strict=True)))
+        for precision in spec.vary.precision or (spec.precision,)
         for autocast in _autocast(spec, precision)
-        for compiled, checkpointing, accumulation in itertools.product(
-            vary.compile or (spec.compile,),
-            vary.checkpointing or (spec.checkpointing,),
-            vary.accumulation_steps or (spec.accumulation_steps,),
-        )
+        for each in itertools.product(*values)
     ]
     return tuple(dict.fromkeys(combinations))
 

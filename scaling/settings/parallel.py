@@ -108,8 +108,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Ranks of the mesh."""
-        return math.prod(getattr(self, name) for name in DEGREES)
+        return self.replicate * self.shard * self.tensor * self.pipeline
 
     @property
     def data_parallel(self) -> int:
@@ -213,7 +212,8 @@ class Parallel:
         """
         if world_size == 1:
             return Mesh()
-        degrees = {name: getattr(self, name) if self._has(name) else 1 for name in DEGREES}
+        has = {"shard": self.sharded, "tensor": self.divided, "pipeline": self.name == PIPELINED}
+        degrees = {name: getattr(self, name) if has.get(name, True) else 1 for name in DEGREES}
         degrees["tensor"] = min(degrees["tensor"], world_size)
         if self.name in ("hsdp", "hsdp_tp") and degrees["shard"] > 0:
             degrees["shard"] = min(degrees["shard"], max(1, world_size // max(1, degrees["tensor"])))
@@ -223,11 +223,6 @@ class Parallel:
             raise MeshError(self._fitting(world_size, degrees, left))
         degrees |= {name: world_size // fixed if name == left[0] else 1 for name in left}
         return Mesh(**degrees)
-
-    def _has(self, degree: str) -> bool:
-        """Whether the strategy has a degree of its own there."""
-        degrees = {"shard": self.sharded, "tensor": self.divided, "pipeline": self.name == PIPELINED}
-        return degrees.get(degree, True)
 
     def _fitting(self, world_size: int, degrees: dict[str, int], left: list[str]) -> str:
         given = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree not in (REST, 1))

@@ -65,7 +65,6 @@ class Content:
         return self.less(*SAMPLED)
 
     def has(self, part: str) -> bool:
-        """Whether a part is measured."""
         return part not in self.without
 
     @property
@@ -78,7 +77,6 @@ class Content:
         return self if self.detailed is None or number in self.detailed else self.without_details()
 
     def holds(self, world_size: int) -> bool:
-        """Whether a world size is measured."""
         return self.world_sizes is None or world_size in self.world_sizes
 
     def has_batch(self, batch: int) -> bool:
@@ -159,7 +157,6 @@ class Plan:
 
     @property
     def kind(self) -> Kind:
-        """What the run measures."""
         return {OWN_LOOP: FOLLOWED, TRACE: TRACES}.get(self.source, self.spec.kind)
 
     @property
@@ -169,7 +166,6 @@ class Plan:
 
     @property
     def hosts(self) -> int:
-        """Hosts of a launch."""
         return max(t.hosts for t in self.trials)
 
     def baseline(self, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:

@@ -161,7 +161,6 @@ class Inject:
 
     @property
     def active(self) -> bool:
-        """Whether any fault is injected."""
         return self != Inject(rank=self.rank)
 
 

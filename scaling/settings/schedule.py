@@ -74,11 +74,9 @@ class Block:
 
     @property
     def participants(self) -> int:
-        """How many ranks take part."""
         return sum(map(len, self.groups))
 
     def runs_on(self, rank: int) -> bool:
-        """Whether this rank takes part."""
         return any(rank in group for group in self.groups)
 
 
