@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
-from scaling.config.schema import ascending, check_value, shaped
+from scaling.config.schema import ascending, freeze, shaped
 from scaling.errors import InputError
 from scaling.reading import INT_MAX
 from scaling.settings.environment import is_secret, is_secret_value
@@ -74,7 +75,6 @@ def to_data(config: dict[str, Any]) -> Data:
     for key, least in (("workers", 0), ("prefetch", 1)):
         if type(loading[key]) is not int:
             raise InputError(f"data.{key}={loading[key]}: a whole number, at least {least}, is expected")
-        check_value(Data, key, loading[key], f"data.{key}")
     if not isinstance(loading["pin_memory"], bool):
         raise InputError(f"data.pin_memory={loading['pin_memory']}: true or false is expected")
     with shaped("data", "data"):
@@ -84,12 +84,8 @@ def to_data(config: dict[str, Any]) -> Data:
         if value is None:
             raise InputError(f"data.{key}: a value is expected, such as data.{key}=...")
     named = config.get("name", "synthetic")
-    return Data(
-        name=target.rsplit(".", 1)[-1] if named in ("synthetic", "custom") else str(named),
-        target=target,
-        args=args,
-        **loading,
-    )
+    name = target.rsplit(".", 1)[-1] if named in ("synthetic", "custom") else str(named)
+    return freeze(Data, SimpleNamespace(**loading), "data", name=name, target=target, args=args)
 
 
 def _installed(model: str, package: str | None) -> None:

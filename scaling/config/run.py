@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaling.config.model import batches, changed, check_cases, to_data, to_model
-from scaling.config.schema import Composed, check, check_batches, check_value, freeze, world_sizes_to
+from scaling.config.schema import Composed, check, check_batches, freeze, world_sizes_to
 from scaling.config.topology import check_emulated, freeze_topology, to_cluster, to_env, to_topology
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
@@ -307,7 +307,6 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
                 f"{key}: what it changes cannot be predicted, only measured (scaling run); predict takes {KNOWN}"
             )
     measured, steps, sizes = plan.spec, config.accumulation_steps, config.world_sizes
-    check_value(Spec, "accumulation_steps", steps, "accumulation_steps")
     check(Ddp, config.ddp, "ddp")
     asked = freeze(
         WhatIf,
@@ -319,7 +318,7 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
         topology=_topology_elsewhere(config.topology, measured.topology),
         elsewhere=any(key.removeprefix("topology.").startswith(JOINS) for key in changes),
         bucket_cap_mb=config.ddp.bucket_cap_mb if "ddp.bucket_cap_mb" in changes else None,
-        accumulation=steps if "accumulation_steps" in changes else None,
+        accumulation_steps=steps if "accumulation_steps" in changes else None,
         global_batch=config.global_batch or measured.global_batch,
     )
     key, _ = measured.batch_setting

@@ -126,12 +126,6 @@ def check(kind: type, config: Composed, where: str = "") -> None:
             _frozen(setting, value, _join(where, setting.key))
 
 
-def check_value(kind: type, name: str, value: Any, key: str) -> None:
-    """Check one value against the bounds of the field `name` of `kind`. `key` is its name in the message."""
-    (setting,) = (s for s in settings(kind) if s.name == name)
-    _checked(setting, value, key)
-
-
 def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 

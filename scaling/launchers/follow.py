@@ -255,11 +255,10 @@ def command_of(
     plan: Plan, folder: RunFolder, logs: LaunchFolder, world_size: int, program: Sequence[str]
 ) -> Command:
     """The command of one launch of the script at a world size."""
-    command = launcher_of(plan).command(
-        LaunchRequest(
-            plan=plan, folder=folder, launch=logs, world_sizes=(world_size,), program=tuple(program)
-        )
+    request = LaunchRequest(
+        plan=plan, folder=folder, launch=logs, world_sizes=(world_size,), program=tuple(program)
     )
+    command = launcher_of(plan).command(request)
     variables = {
         RUN_DIR: str(folder.at_size(world_size).path.absolute()),
         PROBE: "1",
@@ -287,9 +286,8 @@ def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEn
         with contextlib.suppress(OSError):
             remove(logs.path, logs.torchrun.name)
     if late:
-        return ScriptEnd(
-            status="timeout", error=f"still running after {limit_s:g} s (--time-limit); it was ended"
-        )
+        error = f"still running after {limit_s:g} s (--time-limit); it was ended"
+        return ScriptEnd(status="timeout", error=error)
     if process.returncode == 0:
         return ScriptEnd(status="done")
     return why(logs, process.returncode, len(command.ranks))

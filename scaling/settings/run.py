@@ -298,7 +298,7 @@ class WhatIf:
     elsewhere: bool = False
     """Whether links or hosts differ from the run's."""
     bucket_cap_mb: float | None = None
-    accumulation: int | None = None
+    accumulation_steps: Annotated[int | None, AtLeast(1)] = None
     batch_per_rank: AtLeastOne
     global_batch: AtLeastOne
     compute_scale: Annotated[float, Positive()] = 1.0

@@ -251,7 +251,7 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
         latency_factor=fabric.latency_factor if fabric else LATENCY,
         batch=None if batch == source.batch else batch,
         whole_batch=asked.global_batch / plan.spec.global_batch,
-        accumulation=asked.accumulation,
+        accumulation=asked.accumulation_steps,
         bucket_cap_mb=asked.bucket_cap_mb,
         compression=asked.gradient_compression,
         compute_scale=asked.compute_scale,

@@ -18,7 +18,7 @@ from scaling.cli.pipeline import read_analysis
 from scaling.cli.verbs.arguments import count, split
 from scaling.cli.verbs.study import show_study
 from scaling.config.compose import composed
-from scaling.config.schema import check_value
+from scaling.config.schema import check
 from scaling.errors import InputError
 from scaling.launchers.jobs import check_room
 from scaling.records import baselines
@@ -207,6 +207,6 @@ def _prices(words: Sequence[str], runs: int) -> Prices:
         if len(values) != runs and (len(values) > 1 or text.startswith("[")):
             raise InputError(f"{word}: one price or {runs} are expected, the base's first")
         for value in values:
-            check_value(Cost, "usd_per_gpu_hour", value, PRICE)
+            check(Cost, Cost(usd_per_gpu_hour=value), "cost")
         prices = list(values) if len(values) == runs else [values[0]] * runs
     return prices
