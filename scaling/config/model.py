@@ -35,12 +35,8 @@ def to_model(config: dict[str, Any], *, accelerated: bool = False) -> Model:
             _within(f"model.{key}", args.get(key), **limits)
         _installed(str(config.get("name")), config.get("requires"))
         _check_arguments("model", args)
-    return Model(
-        name=str(config.get("name", target.rsplit(".", 1)[-1])),
-        target=target,
-        args=args,
-        synthetic=bool(config.get("synthetic", False)),
-    )
+    name = str(config.get("name", target.rsplit(".", 1)[-1]))
+    return Model(name=name, target=target, args=args, synthetic=bool(config.get("synthetic", False)))
 
 
 def _check_arguments(key: str, value: Any) -> None:

@@ -98,18 +98,6 @@ def numa_binding(spec: Spec) -> dict[str, str]:
 WHERE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 
 
-def _require_loopback(plan: Plan) -> None:
-    """InputError where ranks of this machine could not reach each other."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-            datagrams.connect(("127.0.0.1", 9))  # looks for a way there, and sends nothing
-    except OSError as error:
-        raise InputError(
-            f"topology={plan.spec.topology.name}: ranks meet on 127.0.0.1, which does not answer "
-            f"({error.strerror or error}); set the loopback interface up (ip link set lo up)"
-        ) from error
-
-
 def reaped(argv: tuple[str, ...]) -> tuple[str, ...]:
     """The command, started by `launch/reaper.py`, which ends every process that it leaves behind."""
     return (sys.executable, "-I", "-S", str(resources.folder("launch") / "reaper.py"), *argv)
@@ -120,7 +108,14 @@ class Local(Launcher):
 
     def require(self, plan: Plan) -> None:
         """Ranks meet over loopback; simulated accelerators have to be built; ranks of one GPU need a new NCCL."""
-        _require_loopback(plan)
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+                datagrams.connect(("127.0.0.1", 9))  # looks for a way there, and sends nothing
+        except OSError as error:
+            raise InputError(
+                f"topology={plan.spec.topology.name}: ranks meet on 127.0.0.1, which does not answer "
+                f"({error.strerror or error}); set the loopback interface up (ip link set lo up)"
+            ) from error
         build_device(plan)
         if shares_gpu(plan.spec):
             require_nccl(plan.spec)

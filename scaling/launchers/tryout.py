@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from scaling import resources
@@ -101,7 +100,7 @@ def this_machine() -> Machine:
     return Machine(cores=len(os.sched_getaffinity(0)), beside=sum(counts) / max(1, len(counts)))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _running() -> Iterator[list[int]]:
     """How many processes run on the machine beside this one, read again and again until the context ends."""
     counts, over = list[int](), threading.Event()

@@ -76,7 +76,9 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     hides = ""
     for word in words:
         name, equals, value = word.partition("=")
-        secret = _named_so(name)
+        # The words of an option's or a key's last part stand together in one of three ways.
+        last = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2].lstrip("-+"))
+        secret = is_secret(last.replace("-", "_"))
         if hides and not word.startswith("-"):
             shown.append(word if _is_count(hides, word) else LEFT_OUT)
         elif equals and (secret or is_secret_value(value)) and not _is_count(name, value):
@@ -85,12 +87,6 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
             shown.append(LEFT_OUT if is_secret_value(word) else word)
         hides = name if secret and not equals else ""
     return tuple(shown)
-
-
-def _named_so(option: str) -> bool:
-    """`is_secret` of an option's or a key's last part, whose words stand together in one of three ways."""
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.rpartition(".")[2].lstrip("-+"))
-    return is_secret(name.replace("-", "_"))
 
 
 _FILES = re.compile(r"PLUGIN|FILE|PATH|DIR|HOME|CONFIG|LIB|HELPER|LOGDEST|_TLS_")

@@ -97,7 +97,9 @@ def chosen(
         Round(size, max(1e-9, round_s(candidate) * min(1.0, fit)))
         for candidate, size in zip((content, light), bytes_of, strict=True)
     )
-    room = share_bytes(plan) - _heads_bytes(plan)
+    members = sum(trial.world_size for trial in plan.trials)
+    heads_bytes = plan.spec.topology.ranks_per_host * (HEAD_BYTES + members * MEMBER_BYTES)
+    room = share_bytes(plan) - heads_bytes
     return replace(content, detailed=detailed_rounds(measure, whole, rest, room=room, rounds_s=rounds_s))
 
 
@@ -138,8 +140,7 @@ def host_bytes(
 
     `steps`: timed steps of a block.
     """
-    host_of = plan.spec.topology.host_of
-    local = {rank for rank in range(plan.ranks) if host_of(rank) == 0}
+    local = {rank for rank in range(plan.ranks) if plan.spec.topology.host_of(rank) == 0}
     planned = replace(plan, content=content)
     return sum(
         len(local.intersection(rank for group in block.groups for rank in group))
@@ -158,12 +159,6 @@ def _block_bytes(block: Block, traffic: Traffic, steps: int) -> int:
     tensors = traffic.tensors if block.arm == DDP_SOLO else 0
     step_bytes = PLAIN_BYTES if block.arm == PLAIN else STEP_BYTES
     return BLOCK_BYTES + rows * step_bytes + calls * CALL_BYTES + tensors * TENSOR_BYTES
-
-
-def _heads_bytes(plan: Plan) -> int:
-    """The first lines of a host's ranks: each names the members of its groups."""
-    members = sum(trial.world_size for trial in plan.trials)
-    return plan.spec.topology.ranks_per_host * (HEAD_BYTES + members * MEMBER_BYTES)
 
 
 def details_line(plan: Plan, detailed: Collection[int], rounds: int) -> str:

@@ -90,14 +90,13 @@ def gather(launch: LaunchFolder, ranks: Mapping[int, int] | None = None) -> Laun
     exits = {ours.get(rank, rank): code for rank, code in listed if not ours or rank in ours}
     raised = {record["rank"]: record for _, record in errors}
     stacks = {record["rank"]: record for _, record in _records(launch, "stack")}
+    logs = [as_number(path.stem.removeprefix("log-")) for path in launch.path.glob("log-*.txt")]
     stage = next((str(r["stage"]) for r in [*raised.values(), *stacks.values()]), "a collective")
     return LaunchEvidence(
         errors=raised | records(launch, exits, raised, stage),
         stacks=stacks,
         exits=exits,
-        started=frozenset(
-            rank for path in launch.path.glob("log-*.txt") if (rank := as_number(path.stem[4:])) is not None
-        ),
+        started=frozenset(rank for rank in logs if rank is not None),
     )
 
 
