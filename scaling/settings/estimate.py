@@ -125,7 +125,7 @@ def promise(plan: Plan, timing: Timing, machine: Machine, fitted: Fitted, tried_
     """How long the run takes. `tried_s`: what the tryout took."""
     spec = plan.spec
     sizes = [n for n in spec.world_sizes if fitted.content.holds(n)]
-    starting = machine.slower(max(sizes) if spec.launcher != "slurm" else 1)
+    starting = machine.slower(max(sizes))
     # The launcher imports torch before it starts the ranks.
     start_s = timing.start_s * (1 + starting) + JOIN_S
     start_s += HOST_S * plan.hosts if spec.launcher == "emulated" else 0.0

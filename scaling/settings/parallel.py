@@ -27,7 +27,6 @@ DIVIDED = ("tp", "fsdp_tp", "hsdp_tp")
 AXES = ("replicate", "shard", "tensor")
 """Axes of a mesh, outermost first."""
 DEGREES = (*AXES, "pipeline")
-REDUCE_TYPES = ("fp32", "bf16")
 DIGITS = 7
 """A number of ranks has fewer."""
 _KEYS, _TENSOR = 2**18, 2**40
@@ -63,7 +62,7 @@ class Fsdp:
     """Classes of the modules that are sharded as units, with commas; auto: the model's repeated blocks."""
     prefetch: Annotated[int, AtLeast(0)] = 1
     """Units that are gathered ahead."""
-    reduce_dtype: Annotated[str, OneOf(REDUCE_TYPES)] = "fp32"
+    reduce_dtype: Annotated[str, OneOf(("fp32", "bf16"))] = "fp32"
     separate_reduce_scatter_group: bool = False
     """Give reduce-scatters a communicator of their own, so that they do not wait for all-gathers."""
 

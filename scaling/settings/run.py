@@ -12,10 +12,7 @@ from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit
 
 MODES = ("weak", "strong")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
-TASKS = ("train", "inference")
 LAUNCHERS = ("local", "emulated", "slurm")
-TRACKING_MODES = ("offline", "online", "disabled")
 WORLD_SIZE_MAX = 2**17
 """The largest world size that predictions accept."""
 
@@ -98,7 +95,7 @@ class Ddp:
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     find_unused_parameters: bool = False
-    comm_hook: Annotated[str, OneOf(COMM_HOOKS)] = "none"
+    comm_hook: Annotated[str, OneOf(("none", "fp16", "bf16", "powersgd"))] = "none"
     """How gradients are compressed for the network."""
 
 
@@ -181,7 +178,7 @@ class Vary:
 class Tracking:
     """Whether and where runs are logged to W&B."""
 
-    mode: Annotated[str, OneOf(TRACKING_MODES)] = "offline"
+    mode: Annotated[str, OneOf(("offline", "online", "disabled"))] = "offline"
     project: str = "scaling"
     entity: str | None = None
     group: str | None = None
@@ -224,7 +221,7 @@ class Spec:
     fsdp: Fsdp = field(default_factory=Fsdp)
     pipeline: Pipeline = field(default_factory=Pipeline)
     """Only of a loop of one's own."""
-    task: Annotated[str, OneOf(TASKS)] = "train"
+    task: Annotated[str, OneOf(("train", "inference"))] = "train"
     repeats: AtLeastOne = 1
     seed: Annotated[int, AtLeast(0)] = 0
     threads: Annotated[int, AtLeast(1), Nullable()] = 1

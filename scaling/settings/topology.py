@@ -18,11 +18,8 @@ SIMULATED_PREFIX = "simulated_"
 """A topology with this before its name is not measured: a run there is simulated."""
 DEVICE_NAMES = {CPU: "CPU", GPU: "CUDA device", "xpu": "XPU", SIMULATED: "simulated accelerator"}
 """Types of device, as torch names them. ROCm's are `cuda`."""
-DEVICES = tuple(DEVICE_NAMES)
 BACKEND_OF = {CPU: "gloo", GPU: "nccl", "xpu": "xccl", SIMULATED: "simccl"}
 """The back end that reduces on each type of device; Gloo does so through the host for any of them. RCCL is `nccl`."""
-BACKENDS = tuple(BACKEND_OF.values())
-PLACEMENTS = ("packed", "spread")
 COUNT_MAX = 2**17
 """Hosts, and ranks of a host, of any topology."""
 TCP_PAYLOAD_SHARE = 1448 / 1514
@@ -114,8 +111,8 @@ class Topology:
     """Launcher that this topology needs."""
     hosts: Annotated[int, Between(1, COUNT_MAX)] = 1
     ranks_per_host: Annotated[int, Between(1, COUNT_MAX), Nullable()]
-    device: Annotated[str, OneOf(DEVICES, auto=True)]
-    backend: Annotated[str, OneOf(BACKENDS, auto=True)]
+    device: Annotated[str, OneOf(tuple(DEVICE_NAMES), auto=True)]
+    backend: Annotated[str, OneOf(tuple(BACKEND_OF.values()), auto=True)]
     """Library that reduces the gradients."""
     link: Link = field(default_factory=Link)
     levels: tuple[Level, ...] = ()
@@ -124,7 +121,7 @@ class Topology:
     """Devices of a host that the nearest class of link joins; shown in the plan, not used in calculations."""
     numa: tuple[tuple[int, ...], ...] = ()
     nics: tuple[Nic, ...] = ()
-    placement: Annotated[str, OneOf(PLACEMENTS)] = "packed"
+    placement: Annotated[str, OneOf(("packed", "spread"))] = "packed"
     """`packed`: ranks fill one host before the next; `spread`: they go round the hosts, one each at a time."""
     accelerator: str = ""
     """Name of its devices, as their driver has it; only simulations read it."""
@@ -193,8 +190,6 @@ class Topology:
         return self.link.nominal_bit_s if self.hosts_of(world_size) > 1 and not shared else None
 
 
-NUMA_BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
-RUNTIMES = ("pyxis", "apptainer", "singularity")
 NO_GPUS = "none"
 """`cluster.gpus_per_node` of a cluster whose Slurm has no generic resource gpu: whole nodes bring their GPUs."""
 START_S, START_IN_IMAGE_S = 180, 900
@@ -209,7 +204,7 @@ class Container:
     """The container of a Slurm job's workers; none if `image` is None."""
 
     image: str | None = None
-    runtime: Annotated[str, OneOf(RUNTIMES)] = "pyxis"
+    runtime: Annotated[str, OneOf(("pyxis", "apptainer", "singularity"))] = "pyxis"
     """`pyxis` (srun's --container-image, with enroot), `apptainer`, or its other name `singularity`."""
     mounts: Annotated[
         tuple[str, ...], Matches(r"/[^\s:,]*:/[^\s:,]*(:\w+)?", "/SOURCE:/TARGET is expected")
@@ -248,7 +243,7 @@ class Cluster:
     """Limit on a launch's start-up: unpack the image, load torch from a shared file system, join communicators."""
     interface: OneWord = None
     """Network interface of Gloo and of NCCL's sockets; None: each finds one itself."""
-    numa_binding: Annotated[str, OneOf(NUMA_BINDINGS)] = "node"
+    numa_binding: Annotated[str, OneOf(("none", "node", "socket", "exclusive", "core-complex"))] = "node"
     """torchrun's --numa-binding, used where the device is cuda and it can bind every rank of a node; `none`: never."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment of the workers on this cluster; the run's `env` takes precedence."""

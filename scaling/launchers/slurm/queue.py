@@ -74,7 +74,6 @@ def answer(*command: str, again_s: tuple[float, ...] = AGAIN_S) -> str:
     raise failed
 
 
-_QUEUE_FORMAT = "%T|%r|%N|%S|%L"
 _UNKNOWN = "invalid job id"
 """squeue and scontrol print this for a job that they no longer know; other failures say nothing about the job."""
 
@@ -105,7 +104,7 @@ _OVER = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY P
 def state_of(job: str) -> JobState | None:
     """The state of a job; None where Slurm no longer knows it. ScalingError where Slurm gives no answer."""
     _number(job)
-    state = parse_squeue(_job_output("squeue", "--noheader", f"--jobs={job}", f"--format={_QUEUE_FORMAT}"))
+    state = parse_squeue(_job_output("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r|%N|%S|%L"))
     state = state or parse_scontrol(_job_output("scontrol", "--oneliner", "show", "job", job))
     if state is None and shutil.which("sacct") is not None:
         fields = "State,ExitCode,NodeList,Start"
