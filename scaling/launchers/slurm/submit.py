@@ -160,7 +160,6 @@ def _withdraw(job: str, folder: RunFolder) -> None:
 
 
 KEY = "cluster.allocations"
-_EXCLUDE = "cluster.sbatch.exclude"
 
 
 def excluded(spec: Spec) -> list[str]:
@@ -174,7 +173,7 @@ def excluded(spec: Spec) -> list[str]:
     if "nodelist" in cluster.sbatch:
         raise InputError(
             f"{KEY}={cluster.allocations}: chooses nodes itself; leave cluster.sbatch.nodelist out, or name nodes in "
-            f"{_EXCLUDE} that are not to be used"
+            "cluster.sbatch.exclude that are not to be used"
         )
     theirs = queue.hostnames(cluster.sbatch.get("exclude", ""))
     where = [] if cluster.partition is None else [f"--partition={cluster.partition}"]
