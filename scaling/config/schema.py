@@ -28,10 +28,7 @@ Shape = tuple[Any, Callable[[], Any]]
 
 
 def schema_of(kind: type, name: str = "", instead: Mapping[str, Shape | None] | None = None) -> Any:
-    """The mutable dataclass with the fields of `kind`, as YAML has them.
-
-    `instead` replaces fields, adds fields, or leaves them out with None.
-    """
+    """The mutable dataclass with the fields of `kind` as YAML has them; `instead` replaces, adds or (None) omits."""
     instead = instead or {}
     shapes = {s.key: _shape(s) for s in settings(kind) if s.name not in instead} | {**instead}
     fields = [

@@ -89,10 +89,7 @@ def allowance_s(measure: Measure) -> float:
 def fit_training(
     plan: Plan, trials: tuple[Trial, ...], costs: Costs, *, warm: bool = False, within_s: float | None = None
 ) -> Fitted:
-    """What fits of a launch that takes a training step apart.
-
-    `warm`: the warm-up is over. `within_s`: time for it, if not the allowance.
-    """
+    """What fits of a launch that takes a step apart. `warm`: the warm-up is over; `within_s`: the time, if given."""
     measure = plan.spec.measure
     steps = max(measure.steps, int(SMALL_STEPS_S / max(1e-4, *costs.step_s.values())))
     within_s = allowance_s(measure) if within_s is None else within_s

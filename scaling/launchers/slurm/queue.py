@@ -40,10 +40,7 @@ _BUSY = re.compile(r"timed out|unable to contact|connect|zero bytes|standby|temp
 def run(
     *command: str, stdin: str | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command once, with `stdin` on its standard input.
-
-    InputError where it is not installed, ScalingError where it gives no answer in time.
-    """
+    """Run a command once. InputError where it is not installed, ScalingError where it gives no answer in time."""
     try:
         return subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=ASK_S, check=False, env=env

@@ -130,10 +130,7 @@ def limit_s(plan: Plan) -> int:
 
 
 def too_short(plan: Plan) -> str | None:
-    """Why the job's own time limit cannot hold the budget; None where it can.
-
-    InputError where nothing can be measured before Slurm's signal.
-    """
+    """Why the job's time limit cannot hold the budget, or None; InputError where nothing fits in before its end."""
     cluster, signal_s = plan.spec.cluster, plan.spec.cluster.signal_s
     warned = signal_s + EARLY_S if signal_s else 0
     before = limit_s(plan) - warned

@@ -207,10 +207,7 @@ def nodes_of(sinfo: str, *, default: bool) -> dict[str, bool]:
 
 
 def shares(nodes: Sequence[str], allocations: int, hosts: int, partition: str | None) -> list[list[str]]:
-    """Disjoint shares of the nodes, one for each allocation, neighbours together.
-
-    InputError where they are fewer than `hosts` each.
-    """
+    """Disjoint shares of the nodes, neighbours together. InputError where they are fewer than `hosts` each."""
     if len(nodes) < allocations * hosts:
         where = "the default partition" if partition is None else f"partition {partition}"
         most = len(nodes) // hosts
