@@ -90,9 +90,8 @@ def environment(
 
 def numa_binding(spec: Spec) -> dict[str, str]:
     """How `launch/bind.sh` binds ranks to the cores near their GPUs; empty where they are not to be bound."""
-    if spec.topology.device != GPU or spec.cluster.numa_binding == "none":
-        return {}
-    return {"SCALING_NUMA_BINDING": spec.cluster.numa_binding}
+    binding = spec.cluster.numa_binding
+    return {"SCALING_NUMA_BINDING": binding} if spec.topology.device == GPU and binding != "none" else {}
 
 
 WHERE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
