@@ -231,14 +231,14 @@ def requests(verb: str, arguments: list[str]) -> Requests:
     return Requests(items=tuple(_request(cfg, machine) for cfg in composed), multirun=multirun)
 
 
-def _composed(overrides: list[str], base: str = "config") -> DictConfig:
+def _composed(overrides: list[str]) -> DictConfig:
     """Overrides of one run, composed once. Hydra's own main composes twice, and is needed for its flags and sweeps."""
     with (
         messages.one_line(overrides),
         only_data(),
         hydra.initialize_config_dir(str(CONF), version_base="1.3"),
     ):
-        return hydra.compose(base, overrides=overrides)
+        return hydra.compose("config", overrides=overrides)
 
 
 def composed(overrides: list[str]) -> Composed:
@@ -267,7 +267,8 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
         before = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))
         node = {key: value for key, value in kept.items() if key not in {"topology"} & named}
         _SCHEMAS.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
-        return before, OmegaConf.to_object(_composed(arguments, "measured"))
+        with only_data(), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return before, OmegaConf.to_object(hydra.compose("measured", overrides=arguments))
 
 
 def _literal(value: Any) -> Any:
