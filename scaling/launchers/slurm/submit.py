@@ -44,15 +44,8 @@ def script(job: Job, exclude: str = "") -> str:
     if job.plan.spec.launcher != "slurm":
         raise InputError(f"launcher={job.plan.spec.launcher}: runs without Slurm; use `scaling run`")
     template = (resources.folder("slurm") / "job.sbatch").read_text(encoding="utf-8")
-    return sbatch.job_script(
-        template,
-        job.plan,
-        job.folder,
-        python=sys.executable,
-        cwd=Path.cwd(),
-        root=resources.import_root(),
-        exclude=exclude,
-    )
+    plan, run, here, root = job.plan, job.folder, Path.cwd(), resources.import_root()
+    return sbatch.job_script(template, plan, run, python=sys.executable, cwd=here, root=root, exclude=exclude)
 
 
 def submit(job: Job, text: str) -> Submitted:
@@ -93,14 +86,10 @@ def resubmit(folder: RunFolder, plan: Plan, analyse: Analyse) -> Submitted | Non
 
 def comparison_script(plan: Plan, folders: Sequence[RunFolder], after: Sequence[str]) -> str:
     """The job that compares runs of a multirun when the jobs `after` have ended; `plan`: of one of the runs."""
+    template = (resources.folder("slurm") / "compare.sbatch").read_text(encoding="utf-8")
+    into, root = folders[0].path.parent, resources.import_root()
     return sbatch.compare_script(
-        (resources.folder("slurm") / "compare.sbatch").read_text(encoding="utf-8"),
-        plan,
-        list(folders),
-        folders[0].path.parent,
-        list(after),
-        python=sys.executable,
-        root=resources.import_root(),
+        template, plan, list(folders), into, list(after), python=sys.executable, root=root
     )
 
 
