@@ -32,7 +32,8 @@ def check_parallel(spec: Spec) -> None:
     _check_side_by_side(spec)
     for strategy in spec.strategies:
         _check_mesh(strategy)
-        _check_settings(strategy)
+        if strategy.parallel.sharded:
+            _check_sharded(strategy)
     strategies = [strategy.parallel for strategy in spec.strategies]
     if all(parallel.sharded for parallel in strategies):
         _check_unused(
@@ -102,10 +103,9 @@ def _check_mesh(spec: Spec) -> None:
             "ranks that divides the layers; use batch_per_rank"
         )
     if parallel.name in ("fsdp", "fsdp_tp") and parallel.replicate != 1:
-        several = parallel.name.replace("fsdp", "hsdp")
+        name, several = parallel.name, parallel.name.replace("fsdp", "hsdp")
         raise InputError(
-            f"parallel.replicate={parallel.replicate}: parallel={parallel.name} has one copy; use parallel={several} "
-            "for several"
+            f"parallel.replicate={parallel.replicate}: parallel={name} has one copy; use parallel={several} for several"
         )
     for size in spec.world_sizes:
         try:
@@ -127,35 +127,33 @@ def _check_unused(spec: Spec, group: str, usual: Ddp | Fsdp, instead: str) -> No
         raise InputError(f"{group}.{key}: belongs to {where}; parallel={spec.parallel.name} {instead}")
 
 
-def _check_settings(spec: Spec) -> None:
+def _check_sharded(spec: Spec) -> None:
     """InputError for settings that sharded training does not have."""
-    if spec.parallel.sharded:
-        if spec.kind.by_cases:
-            raise InputError(
-                f"parallel={spec.parallel.name}: batch, vary and task=inference are measured with parallel=ddp; leave "
-                "them out"
-            )
-        if spec.compile and spec.parallel.divided:
-            raise InputError(
-                f"compile=true: parallel={spec.parallel.name} runs eager, since the waits of divided layers lie within "
-                "their graphs and would not be seen; leave one of them out, or use parallel=ddp, fsdp or hsdp"
-            )
-        if spec.precision == "fp16" and spec.parallel.divided:
-            raise InputError(
-                f"precision=fp16: parallel={spec.parallel.name} has gradients over several meshes, which torch's loss "
-                "scaler does not take together; use fp32, tf32 or bf16"
-            )
-        part, largest = spec.fsdp.reshard > 1, max(spec.world_sizes)
-        if part and any(1 < n < largest for n in spec.world_sizes):
-            raise InputError(
-                f"fsdp.reshard_after_forward={spec.fsdp.reshard}: all ranks of a launch take part when torch makes its "
-                f"communicators; use world_sizes=[1,{largest}], or true or false"
-            )
-        if spec.topology.spread:
-            raise InputError(
-                f"topology.placement=spread: parallel={spec.parallel.name} is measured with packed ranks; use "
-                "topology.placement=packed"
-            )
+    name, divided = spec.parallel.name, spec.parallel.divided
+    if spec.kind.by_cases:
+        raise InputError(
+            f"parallel={name}: batch, vary and task=inference are measured with parallel=ddp; leave them out"
+        )
+    if spec.compile and divided:
+        raise InputError(
+            f"compile=true: parallel={name} runs eager, since the waits of divided layers lie within their graphs and "
+            "would not be seen; leave one of them out, or use parallel=ddp, fsdp or hsdp"
+        )
+    if spec.precision == "fp16" and divided:
+        raise InputError(
+            f"precision=fp16: parallel={name} has gradients over several meshes, which torch's loss scaler does not "
+            "take together; use fp32, tf32 or bf16"
+        )
+    part, largest = spec.fsdp.reshard > 1, max(spec.world_sizes)
+    if part and any(1 < n < largest for n in spec.world_sizes):
+        raise InputError(
+            f"fsdp.reshard_after_forward={spec.fsdp.reshard}: all ranks of a launch take part when torch makes its "
+            f"communicators; use world_sizes=[1,{largest}], or true or false"
+        )
+    if spec.topology.spread:
+        raise InputError(
+            f"topology.placement=spread: parallel={name} is measured with packed ranks; use topology.placement=packed"
+        )
 
 
 def to_spec(config: Composed, machine: Machine) -> Spec:
