@@ -167,7 +167,7 @@ def _list(launches: Collection[int]) -> str:
 
 def _sampled_details(tables: Tables, plan: Plan) -> Iterator[str]:
     """A line for each launch of which only some measured rounds have details."""
-    by_launch = {file.launch: file.detailed for file in tables.ranks if file.detailed}
+    by_launch = {file.launch: set(file.detailed) for file in tables.ranks if file.detailed}
     for launch, detailed in sorted(by_launch.items()):
         plain = tables.blocks.filter((pl.col("launch") == launch) & (pl.col("arm") == PLAIN))
         numbers = set(in_memory(plain.select("round").unique())["round"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, TypeVar
 
 import polars as pl
 
@@ -18,9 +17,9 @@ from scaling.records.decode import Gap, RankFile
 from scaling.records.encoding import digest
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
-from scaling.records.rank_file import Rank, Stored, read_rank
+from scaling.records.rank_file import Rank, read_rank
 from scaling.records.run import Status, read_status
-from scaling.records.steps import Stretch
+from scaling.records.steps import Stored, Stretch
 from scaling.records.tables import (
     EMPTY,
     LINE_SPAN,
@@ -35,13 +34,9 @@ from scaling.records.tables import (
 )
 from scaling.settings.plan import Plan
 
-KEPT_BYTES = 256 << 20
-"""So many bytes of a run's files are kept until their steps are read; of larger ones parts are read again."""
-SHARE = 64
-"""Rank files that a process reads at a time."""
+SHARE_BYTES = 16 << 20
+"""Rank files that a process reads at a time have about so many bytes together."""
 CUT_OFF = "left records that are cut off; whole blocks are used"
-Groups = dict[tuple[int, ...], tuple[int, ...]]
-"""Groups of ranks by their ranks: every rank of a group names all, and all have one tuple of them in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,42 +51,15 @@ class LaunchRanks:
     gaps: tuple[Gap, ...]
 
 
-@dataclass(slots=True)
-class Copies:
-    """Files whose text is kept: in memory, or where other processes have to see it, as copies in one file."""
+class Share(NamedTuple):
+    """What some rank files said."""
 
-    path: Path | None = None
-    bytes: int = 0
-
-
-class RankJob(NamedTuple):
-    """A rank file to read."""
-
-    rank: int
-    path: Path
-    room_bytes: int
-    """What may be kept of it: all, or nothing where it is longer."""
-    copy: tuple[Path, int] | None
-    """The file for its copy, and where that begins; None: it is kept in memory."""
-
-
-@dataclass(slots=True)
-class Share:
-    """What some files said."""
-
-    ranks: list[Rank] = field(default_factory=list)
-    """Without their tables."""
-    tables: list[dict[str, pl.DataFrame]] = field(default_factory=list)
-    broken: dict[int, str] = field(default_factory=dict)
+    files: list[RankFile]
+    stored: dict[int, Stored]
+    """By rank."""
+    tables: dict[str, pl.DataFrame]
+    broken: dict[int, str]
     """Why a file cannot be used, by rank."""
-
-    def joined(self) -> Share:
-        """With its tables as one."""
-        joined = {
-            name: pl.concat([pl.DataFrame(schema=schema), *(tables[name] for tables in self.tables)])
-            for name, schema in OF_BLOCKS.items()
-        }
-        return replace(self, tables=[joined])
 
 
 def size_bytes(path: Path) -> int:
@@ -102,83 +70,90 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def read_ranks(launch: LaunchFolder, plan: Plan, kept: Copies, processes: Processes) -> LaunchRanks:
-    """What the ranks of a launch left; a gap for each that left nothing."""
-    jobs = []
+def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path, processes: Processes) -> LaunchRanks:
+    """What the ranks of a launch left; a gap for each that left nothing. `copies`: a folder for their lines."""
+    shares: list[dict[int, Path]] = []
+    full_bytes = SHARE_BYTES
     for rank in launch.ranks():
-        path = launch.rank(rank)
-        room = size_bytes(path)
-        room = room if kept.bytes + room <= KEPT_BYTES else 0
-        copy = None if kept.path is None else (kept.path, kept.bytes)
-        jobs.append(RankJob(rank, path, room, copy))
-        kept.bytes += room
-    shares = [(launch.index, jobs[k : k + SHARE]) for k in range(0, len(jobs), SHARE)]
-    whole, groups = Share(), Groups()
-    for share in processes.each(read_share, shares):
-        whole.ranks += [_interned(rank, groups) for rank in share.ranks]
-        whole.tables += share.tables
-        whole.broken |= share.broken
-    ranks, broken = whole.ranks, whole.broken
-    tables = whole.joined().tables[0]
+        if full_bytes >= SHARE_BYTES:
+            shares.append({})
+            full_bytes = 0
+        path = shares[-1][rank] = launch.rank(rank)
+        full_bytes += size_bytes(path)
+    tasks = [(launch.index, paths, copies / str(k)) for k, paths in enumerate(shares)]
+    files: list[RankFile] = []
+    stored: dict[int, Stored] = {}
+    broken: dict[int, str] = {}
+    several = []
+    for share in processes.each(read_share, tasks):
+        files += share.files
+        stored |= share.stored
+        broken |= share.broken
+        several.append(share.tables)
+    _intern(files)
+    tables = _joined(several)
     # A later launch has only as many ranks as the trials that were left need.
-    worlds = Counter(rank.file.world for rank in ranks if rank.file.world)
+    worlds = Counter(file.world for file in files if file.world)
     world = worlds.most_common(1)[0][0] if worlds else plan.ranks
-    world = min(world, max(plan.ranks, len(ranks) + len(broken)))
-    if any(rank.file.rank >= world for rank in ranks):
+    world = min(world, max(plan.ranks, len(files) + len(broken)))
+    if any(file.rank >= world for file in files):
         why = f"is none of the launch's {world} ranks, so its records are left out"
-        broken |= {rank.file.rank: why for rank in ranks if rank.file.rank >= world}
-        ranks = [rank for rank in ranks if rank.file.rank < world]
+        broken |= {file.rank: why for file in files if file.rank >= world}
+        files = [file for file in files if file.rank < world]
         tables = {name: frame.filter(pl.col("rank") < world) for name, frame in tables.items()}
-    present = {rank.file.rank for rank in ranks} | broken.keys()
+    present = {file.rank for file in files} | broken.keys()
     broken |= {rank: "left no records" for rank in range(world) if rank not in present}
     return LaunchRanks(
-        files=tuple(rank.file for rank in ranks),
+        files=tuple(files),
         tables=tables | {"blocks": tables["blocks"].drop(list(LINE_SPAN))},
-        stretch=Stretch(
-            launch=launch.index, blocks=tables["blocks"], files={r.file.rank: r.stored for r in ranks}
-        ),
+        stretch=Stretch(launch=launch.index, blocks=tables["blocks"], files=stored),
         gaps=tuple(Gap(launch=launch.index, rank=rank, what=what) for rank, what in sorted(broken.items())),
     )
 
 
-def read_share(launch: int, jobs: Iterable[RankJob]) -> Share:
-    """Read some files of a launch, each once."""
-    share, groups = Share(), Groups()
-    for job in jobs:
+def read_share(launch: int, paths: Mapping[int, Path], copy: Path) -> Share:
+    """Read some files of a launch, each once; `paths`: by rank. OSError where `copy` cannot be written.
+
+    The lines of their blocks go to the file `copy`, block after block: those of a stretch lie together there.
+    """
+    ranks: dict[int, Rank] = {}
+    broken: dict[int, str] = {}
+    for rank, path in paths.items():
         try:
-            rank = read_rank(job.path, launch, job.rank)
+            ranks[rank] = read_rank(path, launch, rank)
         except (OSError, ValueError) as error:
-            share.broken[job.rank] = f"left nothing that can be read: {error}"
-            continue
-        share.tables.append(rank.tables)
-        rank = replace(rank, tables={}, stored=_kept(rank, job))
-        share.ranks.append(_interned(rank, groups))
-    return share.joined()
+            broken[rank] = f"left nothing that can be read: {error}"
+    files = [rank.file for rank in ranks.values()]
+    _intern(files)
+    tables = _joined([rank.tables for rank in ranks.values()])
+    size = pl.col("lines_end") - pl.col("lines_begin")
+    blocks = tables["blocks"].with_row_index("at").sort("block", "rank")
+    with copy.open("wb") as file:
+        for rank, begin, end in blocks.select("rank", *LINE_SPAN).iter_rows():
+            file.write(ranks[rank].text[begin:end])
+    blocks = blocks.with_columns(lines_begin=size.cum_sum() - size, lines_end=size.cum_sum())
+    return Share(
+        files=files,
+        stored={number: Stored(copy, rank.shift) for number, rank in ranks.items()},
+        tables=tables | {"blocks": blocks.sort("at").drop("at")},
+        broken=broken,
+    )
 
 
-def _kept(rank: Rank, job: RankJob) -> Stored:
-    """The rank's file with its text, with a copy of it, or with neither."""
-    stored, text = rank.stored, rank.stored.text or b""
-    if len(text) <= job.room_bytes and job.copy is None:
-        return stored
-    copied = False
-    if len(text) <= job.room_bytes and job.copy is not None:
-        with contextlib.suppress(OSError):  # no room: parts of the file are read again
-            copied = _write_at(*job.copy, text)
-    return replace(stored, text=None, copy=job.copy if copied else None)
+def _joined(several: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    """The rows of several ranks or shares, by a table's name."""
+    return {
+        name: pl.concat([pl.DataFrame(schema=schema), *(tables[name] for tables in several)])
+        for name, schema in OF_BLOCKS.items()
+    }
 
 
-def _write_at(path: Path, begin: int, text: bytes) -> bool:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        return os.pwrite(descriptor, text, begin) == len(text)
-    finally:
-        os.close(descriptor)
-
-
-def _interned(rank: Rank, groups: Groups) -> Rank:
-    shared = {key: groups.setdefault(ranks, ranks) for key, ranks in rank.file.groups.items()}
-    return replace(rank, file=replace(rank.file, groups=shared))
+def _intern(files: Iterable[RankFile]) -> None:
+    """Every rank of a group names all its ranks: let all have one tuple of them in memory."""
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for file in files:
+        for key, ranks in file.groups.items():
+            file.groups[key] = known.setdefault(ranks, ranks)
 
 
 def lacks(file: RankFile, done: Collection[int]) -> list[str]:
@@ -223,8 +198,6 @@ RANKS = 512
 """Ranks whose blocks are in one file."""
 
 R = TypeVar("R")
-_Given = tuple[Mapping[int, Stored], Tables, Callable[[Tables], Any]]
-"""What all stretches of a launch need: its files, its ranks, and who looks."""
 
 
 def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple[Tables, list[R]]:
@@ -245,11 +218,15 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
     seen: list[R] = []
     lost = 0
     with Processes(count) as processes:
-        kept = Copies(scratch.path / "copies" if count else None)
         for launch in launches:
-            read = read_ranks(launch, plan, kept, processes)
-            gaps += read.gaps
+            with TemporaryDirectory(dir=scratch.path) as copies:
+                read = read_ranks(launch, plan, Path(copies), processes)
+                for part, more, looked in _read_steps(read, scratch.path, look, processes):
+                    parts.append(part)
+                    lost += more
+                    seen.append(looked)
             ranks += read.files
+            gaps += read.gaps
             gaps += [
                 Gap(launch=launch.index, rank=file.rank, what=what)
                 for file in read.files
@@ -258,12 +235,6 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
             gaps += other_plan(folder, launch.index, read.files)
             for name, frame in read.tables.items():
                 whole[name].append(frame)
-            for part, more, looked in _read_steps(read, scratch.path, look, processes):
-                parts.append(part)
-                lost += more
-                seen.append(looked)
-        if kept.path is not None:
-            kept.path.unlink(missing_ok=True)
     files = {
         name: write_rows(itertools.chain.from_iterable(map(_some_ranks, frames)), name, scratch)
         for name, frames in whole.items()
@@ -292,23 +263,19 @@ def _read_steps(
     """All rows of a launch's steps, written to files a stretch at a time: as `_write_stretch` returns them."""
     least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
     here = EMPTY.having({}, ranks=(least_known,) if least_known else ())
-    given = (read.stretch.files, here, look)
-    stretches = enumerate(read.stretch.parts(STRETCH_BYTES))
-    if not processes.count:
-        yield from (_write_stretch(given, stretch, scratch, k) for k, stretch in stretches)
-        return
-    tasks = ((given, replace(stretch, files={}), scratch, k) for k, stretch in stretches)
+    tasks = ((stretch, scratch, k, here, look) for k, stretch in enumerate(read.stretch.parts(STRETCH_BYTES)))
     yield from processes.each(_write_stretch, tasks)
 
 
-def _write_stretch(given: _Given, stretch: Stretch, scratch: Path, number: int) -> tuple[Part, int, Any]:
+def _write_stretch(
+    stretch: Stretch, scratch: Path, number: int, here: Tables, look: Callable[[Tables], R]
+) -> tuple[Part, int, R]:
     """The files of a stretch's rows, how many steps belong to none of its blocks, and what was seen of them.
 
-    `given`: its ranks are the one whose clock is least known, which is all that is asked of them. `number`: the
+    `here`: its ranks are the one whose clock is least known, which is all that is asked of them. `number`: the
     stretch's in the launch.
     """
-    files, here, look = given
-    frames, lost = replace(stretch, files=files).read()
+    frames, lost = stretch.read()
     written = write_part(frames, scratch, stretch.launch, number)
     first, last = frames["blocks"]["block"][0], frames["blocks"]["block"][-1]
     part = Part(launch=stretch.launch, first=first, last=last, files=written)

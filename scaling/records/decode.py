@@ -38,20 +38,22 @@ def _decoded(kind: type[T], **options: Any) -> type[T]:
     hints = {name: _within_64_bits(hint) for name, hint in typing.get_type_hints(kind).items()}
     given: list[Any] = []
     for each in fields(kind):
-        if each.default_factory is not MISSING:
-            given.append((each.name, hints[each.name], msgspec.field(default_factory=each.default_factory)))
-        elif each.default is not MISSING:
-            given.append((each.name, hints[each.name], each.default))
-        else:
-            given.append((each.name, hints[each.name]))
+        defaults = {"default": each.default, "default_factory": each.default_factory}
+        known = {key: value for key, value in defaults.items() if value is not MISSING}
+        given.append((each.name, hints[each.name], msgspec.field(**known)))
     struct = msgspec.defstruct(kind.__name__, given, tag_field="t", tag=kind.TAG, kw_only=True, **options)
     return cast("type[T]", struct)
 
 
 def _within_64_bits(hint: Any) -> Any:
     """The type of a field, whose numbers have to fit into a column; those of steps are looked at later."""
-    pairs = dict[str, tuple[int, int]], dict[str, tuple[_INT, _INT]]
-    return dict([(int, _INT), (int | None, _INT | None), (list[int], list[_INT]), pairs]).get(hint, hint)
+    bounded: dict[Any, Any] = {
+        int: _INT,
+        int | None: _INT | None,
+        tuple[int, ...]: tuple[_INT, ...],
+        dict[str, tuple[int, int]]: dict[str, tuple[_INT, _INT]],
+    }
+    return bounded.get(hint, hint)
 
 
 _INT = typing.Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
@@ -117,26 +119,9 @@ def _sound_shape(first: int, steps: int, stamps: int, calls: int, width: int) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFile:
-    """What one rank left: its head, and whether its file is complete."""
+class RankFile(HeadRecord):
+    """What one rank left: its head but for a plan, and whether its file is complete."""
 
-    launch: int
-    rank: int
-    world: int
-    """Ranks of the launch."""
-    host: int
-    hostname: str
-    groups: dict[int, tuple[int, ...]]
-    """Ranks of each group of this rank, by the group's key (records.format.CollectiveRow.group)."""
-    warmup: dict[int, int]
-    cores: int
-    """Cores that the ranks of its host share; 0 if unknown."""
-    numa_nodes: int
-    """NUMA nodes of its host; 0 if unknown."""
-    buckets: tuple[int, ...]
-    """Own loops: bytes of DDP's buckets in the order of reduction; empty in other runs."""
-    fed_ns: dict[int, int]
-    """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
     clock_bound_ns: int | None
     """Largest error of its stamps on rank 0's clock; None where the two clocks were never compared."""
     clock_corrected: bool
@@ -146,10 +131,6 @@ class RankFile:
     cut_off: bool
     ended: bool
     """Whether the rank reached the end of the launch, where its clock is compared a second time."""
-    plan_digest: str = ""
-    """Digest of the plan.json that the rank read; empty in own loops."""
-    detailed: frozenset[int] = frozenset()
-    """Rounds of the launch that have details; empty: all of them."""
     blocks: int | None = None
     """Blocks that it wrote by its own count; None where the file has no end line, or one that does not count them."""
     damaged: tuple[str, ...] = ()
@@ -159,10 +140,6 @@ class RankFile:
     error: str = ""
     steps: int = 0
     """Own loops: steps that it ran by its own count; 0 where the file has no end line."""
-    steps_before: int = -1
-    process_ns: int = 0
-    process_unix_ns: int = 0
-    """As in the head."""
     pauses: tuple[PauseRecord, ...] = ()
     """Own loops: pauses between steps and steps that took far longer than usual, by this rank's own clock."""
     dropped_samples: int = 0

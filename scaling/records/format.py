@@ -163,19 +163,19 @@ class HeadRecord:
     launch: int = 0
     world: int = 0
     """Ranks of the launch."""
-    groups: dict[str, list[int]] = field(default_factory=dict)
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Ranks of each group that this rank is in, by the group's key (CollectiveRow.group)."""
-    warmup: dict[str, int] = field(default_factory=dict)
+    warmup: dict[int, int] = field(default_factory=dict)
     """Warm-up steps by world size."""
     cores: int = 0
     """Cores that the ranks of this host share; 0 if unknown."""
     numa_nodes: int = 0
     """NUMA nodes of this host; 0 if unknown."""
-    fed_ns: dict[str, int] = field(default_factory=dict)
+    fed_ns: dict[int, int] = field(default_factory=dict)
     """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
     plan: dict[str, Any] | None = None
     """Own loops: the plan, since their folder has no plan.json."""
-    buckets: list[int] = field(default_factory=list)
+    buckets: tuple[int, ...] = ()
     """Own loops: bytes of DDP's buckets in the order of reduction; together they are the gradients."""
     steps_before: int = -1
     """Own loops: steps that the optimizer had taken before this launch; -1: it does not count them."""
@@ -185,7 +185,7 @@ class HeadRecord:
     """When that was by the calendar, ns since 1970."""
     plan_digest: str = ""
     """Digest of the plan.json that the rank read (records.encoding.digest); empty in own loops."""
-    detailed: list[int] = field(default_factory=list)
+    detailed: tuple[int, ...] = ()
     """Rounds that have details, replay and the size sweep; empty: all rounds of the launch (Content.detailed)."""
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -37,7 +36,7 @@ from scaling.records.decode import (
     decode_records,
 )
 from scaling.records.encoding import SealedLines, stretches
-from scaling.records.format import SCHEMA, ClockRecord, PauseRecord, Record
+from scaling.records.format import SCHEMA, ClockRecord, HeadRecord, PauseRecord, Record
 from scaling.records.tables import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
 
 Ints = NDArray[np.int64]
@@ -201,37 +200,15 @@ def named(stretch: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A rank's file, of which parts are read again."""
-
-    path: Path
-    shift: Shift
-    """Moves its stamps onto rank 0's clock."""
-    text: bytes | None = None
-    """All of it, where it is kept in memory."""
-    copy: tuple[Path, int] | None = None
-    """A file that holds a copy, and where that begins, bytes."""
-
-    def read(self, begin: int, end: int) -> bytes:
-        """Some bytes of the file; OSError where it cannot be read again."""
-        if self.text is not None:
-            return self.text[begin:end]
-        path, at = self.copy or (self.path, 0)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return os.pread(descriptor, end - begin, at + begin)
-        finally:
-            os.close(descriptor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """What is read of a rank's file before its steps."""
 
     file: RankFile
     tables: dict[str, pl.DataFrame]
     """Its rows of OF_BLOCKS."""
-    stored: Stored
+    shift: Shift
+    text: bytes
+    """Its whole lines, to which LINE_SPAN refers."""
 
 
 def read_rank(path: Path, launch: int, rank: int) -> Rank:
@@ -268,40 +245,30 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
     phases = [(launch, rank, block.id, name, *ns) for block in blocks for name, ns in block.phases.items()]
     tables["phases"] = pl.DataFrame(phases, schema=OF_BLOCKS["phases"], orient="row")
     file = RankFile(
-        launch=launch,
-        rank=rank,
-        world=head.world,
-        host=head.host,
-        hostname=head.hostname,
-        groups={int(key): tuple(ranks) for key, ranks in head.groups.items()},
-        warmup={int(n): count for n, count in head.warmup.items()},
-        cores=head.cores,
-        numa_nodes=head.numa_nodes,
-        buckets=tuple(head.buckets),
-        fed_ns={int(n): ns for n, ns in head.fed_ns.items()},
+        **_fields(head, HeadRecord) | {"plan": None},
         clock_bound_ns=shift.bound_ns([at for block in blocks for at in (block.begin_ns, block.end_ns)]),
         clock_corrected=not shift.still,
         clock_bend_ns=shift.bend_ns,
         cut_off=tail != b"" or not rank_lines.whole or rank_lines.loose > 0,
         ended=any(clock.at == "end" for clock in clocks),
-        plan_digest=head.plan_digest,
-        detailed=frozenset(head.detailed),
         blocks=end.blocks if end and end.blocks >= 0 else None,
         damaged=tuple(named(stretch) for stretch in damaged),
         state=end.state if end else None,
         error=end.error if end else "",
         steps=end.steps if end else 0,
-        steps_before=head.steps_before,
-        process_ns=head.process_ns,
-        process_unix_ns=head.process_unix_ns,
         pauses=tuple(
-            PauseRecord(**{field.name: getattr(p, field.name) for field in fields(PauseRecord)})
-            for p in rank_lines.records
-            if isinstance(p, Pause) and p.step >= 0
+            PauseRecord(**_fields(record, PauseRecord))
+            for record in rank_lines.records
+            if isinstance(record, Pause) and record.step >= 0
         ),
         dropped_samples=rank_lines.loose + sum(steps_in(stretch) for stretch in damaged),
     )
-    return Rank(file=file, tables=tables, stored=Stored(path=path, shift=shift, text=text))
+    return Rank(file=file, tables=tables, shift=shift, text=text)
+
+
+def _fields(record: Record, kind: type[Record]) -> dict[str, Any]:
+    """The values of a decoded record, by field."""
+    return {each.name: getattr(record, each.name) for each in fields(kind)}
 
 
 def _values(records: Sequence[Any], columns: dict[str, str], launch: int, rank: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from scaling.records.format import (
     PackedRecord,
     Record,
 )
-from scaling.records.rank_file import Ints, Shift, Stored
+from scaling.records.rank_file import Ints, Shift
 from scaling.records.tables import LINE_SPAN, REPEATED_OF_BLOCK, SCHEMAS
 from scaling.settings.schedule import FABRIC
 
@@ -110,21 +111,21 @@ class Gathered:
         return {**tables, "parameters": _rows(keys, owner, columns, "parameters")}
 
 
-def gather(number: int, rows: Ints, texts: Sequence[bytes], files: Sequence[Stored], into: Gathered) -> None:
+def gather(number: int, rows: Ints, texts: Sequence[bytes], shifts: Sequence[Shift], into: Gathered) -> None:
     """One block of all its ranks; `texts`: the lines of each row of the stretch's `blocks`.
 
     Lines that cannot be read leave steps out, which records.check notices.
     """
     alike: dict[_Shape, list[tuple[int, Shift, bytes]]] = defaultdict(list)
     read = _decoded([_steps_of(texts[row]) for row in rows.tolist()])
-    for row, file, records in zip(rows.tolist(), files, read, strict=True):
+    for row, shift, records in zip(rows.tolist(), shifts, read, strict=True):
         for record in records:
             if isinstance(record, Packed):
                 if record.b != number:
                     into.lost += record.n
                 elif (numbers := _unpacked(record)) is not None:
                     shape = _Shape(record.i, record.n, record.s, record.c, record.w)
-                    alike[shape].append((row, file.shift, numbers))
+                    alike[shape].append((row, shift, numbers))
             elif isinstance(record, Block) and record.parameters:
                 each = _flat(record.parameters, 2)
                 into.parameters.add(np.full(len(each), row), np.arange(len(each)), each.T)
@@ -213,13 +214,21 @@ def _rows(keys: pl.DataFrame, owner: Ints, columns: Mapping[str, Ints], table: s
     return pl.DataFrame([series[name] for name in SCHEMAS[table]])
 
 
+class Stored(NamedTuple):
+    """Where the lines of a rank's blocks are, and what moves its stamps onto rank 0's clock."""
+
+    copy: Path
+    """A file with lines of several ranks."""
+    shift: Shift
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
     """Whole blocks of a launch and where their steps lie. It can go to another process."""
 
     launch: int
     blocks: pl.DataFrame
-    """A row for each block and rank: the table `blocks` with the columns of records.tables.LINE_SPAN."""
+    """A row for each block and rank: the table `blocks`, and LINE_SPAN within the copies."""
     files: Mapping[int, Stored]
     """By rank."""
 
@@ -233,28 +242,28 @@ class Stretch:
             yield replace(self, blocks=self.blocks.filter(inside))
 
     def read(self) -> tuple[dict[str, pl.DataFrame], int]:
-        """The tables of its blocks by name, block after block and rank by rank; and how many steps belong to none.
-
-        OSError where a file cannot be read again.
-        """
+        """The tables of its blocks by name, block after block and rank by rank; and how many steps belong to none."""
         blocks = self.blocks.sort("block", "rank")
         texts = _texts(self.files, blocks)
         rows = Gathered()
         for (number,), part in blocks.with_row_index("at").group_by("block", maintain_order=True):
-            files = [self.files[rank] for rank in part["rank"].to_list()]
-            gather(int(number), part["at"].cast(pl.Int64).to_numpy(), texts, files, rows)
+            shifts = [self.files[rank].shift for rank in part["rank"].to_list()]
+            gather(int(number), part["at"].cast(pl.Int64).to_numpy(), texts, shifts, rows)
         frames = rows.frames(blocks.select(list(REPEATED_OF_BLOCK)))
         return {"blocks": blocks.drop(list(LINE_SPAN)), **frames}, rows.lost
 
 
 def _texts(files: Mapping[int, Stored], blocks: pl.DataFrame) -> list[bytes]:
     """The lines of each row of `blocks`; from each file in one piece."""
+    spans: dict[Path, list[tuple[int, int, int]]] = defaultdict(list)
+    for row, (rank, begin, end) in enumerate(blocks.select("rank", *LINE_SPAN).iter_rows()):
+        spans[files[rank].copy].append((row, begin, end))
     texts = [b""] * blocks.height
-    spans = blocks.select("rank", *LINE_SPAN).with_row_index("at")
-    for (rank,), part in spans.group_by("rank", maintain_order=True):
-        lines = part.drop("rank").rows()
-        begin, end = min(low for _, low, _ in lines), max(high for *_, high in lines)
-        piece = files[rank].read(begin, end)
-        for row, low, high in lines:
-            texts[row] = piece[low - begin : high - begin]
+    for path, lines in spans.items():
+        first, last = min(begin for _, begin, _ in lines), max(end for *_, end in lines)
+        with path.open("rb") as file:
+            file.seek(first)
+            piece = file.read(last - first)
+        for row, begin, end in lines:
+            texts[row] = piece[begin - first : end - first]
     return texts

@@ -1,4 +1,4 @@
-"""Tables are the same however a run is read: in small stretches, by other processes, with or without copies."""
+"""Tables are the same however a run is read: in small stretches, by other processes, some files or all at once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def processes(monkeypatch):
     monkeypatch.setattr(reading, "PROCESSES_BYTES", 0)
     monkeypatch.setattr(reading, "STRETCH_BYTES", 20_000)
     monkeypatch.setattr(reading, "cores", lambda: 2)
-    monkeypatch.setattr(reading, "SHARE", 1)
+    monkeypatch.setattr(reading, "SHARE_BYTES", 1)
 
 
 def copy(folder, to):
@@ -76,11 +76,11 @@ def near(one, other):
     return one == other
 
 
-@pytest.mark.parametrize("how", ["parts", "processes", "nothing kept"])
+@pytest.mark.parametrize("how", ["parts", "processes", "all files at once"])
 def test_analysis_and_tables_are_the_same(whole, how, request, monkeypatch, tmp_path):
     request.getfixturevalue("parts" if how == "parts" else "processes")
-    if how == "nothing kept":
-        monkeypatch.setattr(reading, "KEPT_BYTES", 0)
+    if how == "all files at once":
+        monkeypatch.setattr(reading, "SHARE_BYTES", 1 << 30)
     other = copy(whole, tmp_path / "run")
     pipeline.rebuild(other)
     assert near(json.loads(whole.analysis.read_text()), json.loads(other.analysis.read_text()))

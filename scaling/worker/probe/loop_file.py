@@ -224,7 +224,7 @@ class LoopFile:
             groups,
             plan=files.encode(plan),
             cores=cores_of_host(),
-            buckets=self._followed.sizes(),
+            buckets=tuple(self._followed.sizes()),
             steps_before=steps_before(self._phases.optimizers.values(), steps),
             **process_start(),
         )

@@ -67,7 +67,7 @@ class Session:
             launch=self.folder.index,
             world=self.world,
             numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),  # 0: unknown
-            groups={str(key): list(ranks) for key, ranks in groups.items()},
+            groups={key: tuple(ranks) for key, ranks in groups.items()},
             **fields,
         )
 
@@ -230,10 +230,10 @@ class LaunchSession(Session):
                 groups |= strategy.parallel.mesh(n).made_by_torch(self.rank, strategy.fsdp)
         return self.head(
             groups,
-            warmup={str(n): steps for n, steps in warmup.items()},
+            warmup=dict(warmup),
             cores=cores_of_host(),
-            fed_ns={str(n): ns for n, ns in fed_ns.items()},
-            detailed=list(detailed),
+            fed_ns=dict(fed_ns),
+            detailed=tuple(detailed),
             plan_digest=self.plan_digest,
         )
 
