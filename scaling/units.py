@@ -7,7 +7,7 @@ Rates are decimal (Gbit = 1e9 bit/s, as networks are sold). Sizes are binary if 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scaling.errors import InputError
 
@@ -84,6 +84,11 @@ def count(many: int, noun: str) -> str:
 def ranks(world_size: int) -> str:
     """`1 rank`, `4 ranks`."""
     return count(world_size, "rank")
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """A list in words: at most so many of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def spans(values: Iterable[int]) -> list[str]:

@@ -13,6 +13,7 @@ how long something may take: a slow step is a result.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -39,6 +40,7 @@ from scaling.settings.schedule import (
     STEP_ARMS,
     VARIANT,
 )
+from scaling.units import count, few
 
 SLACK_NS = 50_000
 """Allowed on one rank's clock: rounding of a corrected clock, and a callback that is late."""
@@ -295,9 +297,9 @@ def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
     Ranks that left no file at all are said elsewhere, and the others' blocks are then kept. The last blocks of a launch
     that was cut off are not on all ranks; they go, and nothing is said of them here.
     """
-    files_of: dict[int, list[RankFile]] = {}
+    files_of: dict[int, list[RankFile]] = defaultdict(list)
     for file in tables.ranks:
-        files_of.setdefault(file.launch, []).append(file)
+        files_of[file.launch].append(file)
     ended = [
         launch
         for launch, files in files_of.items()
@@ -307,11 +309,11 @@ def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
     ragged = _ragged(tables)
     gaps, missing = _rank_gaps(ragged.filter(whole))
     read = in_memory(tables.blocks.group_by("launch", "rank").agg(len=pl.len()))
-    counts = {(launch, rank): count for launch, rank, count in read.iter_rows()}
+    counts = {(launch, rank): blocks for launch, rank, blocks in read.iter_rows()}
     for file in tables.ranks:
         lacking = (file.blocks or 0) - counts.get((file.launch, file.rank), 0) - len(file.damaged)
         if lacking > 0 and not any((gap.launch, gap.rank) == (file.launch, file.rank) for gap in gaps):
-            what = f"lacks {_blocks(lacking)} of the {file.blocks} that it wrote"
+            what = f"lacks {count(lacking, 'block')} of the {file.blocks} that it wrote"
             gaps.append(Gap(launch=file.launch, rank=file.rank, what=what))
             missing = max(missing, lacking)
     damaged = sum(len(file.damaged) for file in tables.ranks)
@@ -346,20 +348,14 @@ def _rank_gaps(ragged: pl.DataFrame) -> tuple[list[Gap], int]:
     for launch, rank, blocks, arms in (
         ragged.group_by("launch", "rank", maintain_order=True).agg("block", "arm").iter_rows()
     ):
-        lacking = f"{_blocks(len(blocks))} that other ranks have: {_first(blocks, arms)}"
-        what = f"lacks {lacking}; left out on all ranks"
-        gaps.append(Gap(launch=launch, rank=rank, what=what))
+        lacking = f"{count(len(blocks), 'block')} that other ranks have: {_first(blocks, arms)}"
+        gaps.append(Gap(launch=launch, rank=rank, what=f"lacks {lacking}; left out on all ranks"))
     return gaps, ragged.select(PLACE).unique().height
-
-
-def _blocks(count: int) -> str:
-    return f"{count} block{'s' * (count != 1)}"
 
 
 def _first(blocks: Sequence[int], arms: Sequence[str]) -> str:
     """The first blocks with their arms, and how many others."""
-    named = [f"{block} ({arm})" for block, arm in zip(blocks, arms, strict=True)]
-    return ", ".join(named[:NAMED]) + (f" and {len(named) - NAMED} more" if len(named) > NAMED else "")
+    return few([f"{block} ({arm})" for block, arm in zip(blocks, arms, strict=True)], NAMED)
 
 
 def read_checked(folder: RunFolder, plan: Plan) -> Tables:

@@ -279,6 +279,6 @@ class RankCheck(RankFacts):
     times: StepTimes | None = None
     model_error: str | None = None
     """Why the model's step could not be run."""
-    parity: tuple[PrecisionRecord, ...] = field(default=())
+    parity: tuple[PrecisionRecord, ...] = ()
     parity_left_out: dict[str, str] = field(default_factory=dict)
     """Formats that did not fit into memory, with the error."""

@@ -33,6 +33,7 @@ from scaling.records.tables import (
     write_rows,
 )
 from scaling.settings.plan import Plan
+from scaling.units import few
 
 SHARE_BYTES = 16 << 20
 """Rank files that a process reads at a time have about so many bytes together."""
@@ -162,7 +163,7 @@ def lacks(file: RankFile, done: Collection[int]) -> list[str]:
     if file.damaged:
         reasons.append(
             f"left records that changed after they were written (their checksums do not hold): "
-            f"{_few(file.damaged)}, left out"
+            f"{few(file.damaged, 4)}, left out"
         )
     if file.cut_off:
         reasons.append(CUT_OFF)
@@ -182,11 +183,6 @@ def other_plan(folder: RunFolder, launch: int, files: Sequence[RankFile]) -> lis
         return []
     what = "plan.json has changed since it was measured; what follows from its settings may be wrong"
     return [Gap(launch=launch, what=what)]
-
-
-def _few(names: Sequence[str]) -> str:
-    """A list in words, its end counted where it is long."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 PROCESSES_BYTES = 32 << 20

@@ -1,8 +1,6 @@
-"""Write files by rename, check versions on reading, make folders.
+"""Write files by rename, check versions on reading, make folders; frozen dataclasses as plain JSON values and back.
 
 Needs only the standard library, since workers use it.
-
-Convert frozen dataclasses to plain JSON values and back. Needs only the standard library, since workers use it.
 
 JSON keys that are Python keywords are fields with an underscore at the end: `try` is `try_`.
 """

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scaling.hardware import telemetry
 from scaling.hardware.telemetry import PULSE_SCHEMA, HostRecord, RankPulse
@@ -24,6 +24,8 @@ from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.environment import VARIABLE
 from scaling.settings.plan import CONTENT_SCHEMA, Content, Outcome, Outcomes, Plan
 from scaling.settings.plan import ENDED_SCHEMA as CASES_SCHEMA
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,20 +208,19 @@ def _environment(rank: int, record: dict[str, Any]) -> Environment:
     variables = record.get("environment")
     if isinstance(variables, dict):
         facts |= {f"{VARIABLE}{name}": value for name, value in variables.items()}
-    host, buffers, tokens = (facts.get(name) for name in ("host", "buffers_bytes", "tokens_per_sample"))
     return Environment(
         rank=rank,
-        host=host if isinstance(host, int) else None,
-        device_name=_name(facts.get("device_name")),
-        cpu=_name(facts.get("cpu")),
-        buffers_bytes=buffers if isinstance(buffers, int) else 0,
-        tokens_per_sample=tokens if isinstance(tokens, int) else None,
+        host=_as(int, facts.get("host")),
+        device_name=_as(str, facts.get("device_name")),
+        cpu=_as(str, facts.get("cpu")),
+        buffers_bytes=_as(int, facts.get("buffers_bytes")) or 0,
+        tokens_per_sample=_as(int, facts.get("tokens_per_sample")),
         facts=facts,
     )
 
 
-def _name(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _as(kind: type[T], value: Any) -> T | None:
+    return value if isinstance(value, kind) else None
 
 
 def _peaks(sizes: Any) -> dict[int, dict[str, int]]:
@@ -234,11 +235,10 @@ def _peaks(sizes: Any) -> dict[int, dict[str, int]]:
 def _memory(rank: int, record: dict[str, Any]) -> RankMemory:
     several = record.get("strategies")
     peaks = _peaks(record.get("world_sizes"))
-    bound = record.get("device_clock_bound_ns")
     return RankMemory(
         rank=rank,
         strategies=tuple(map(_peaks, several)) if isinstance(several, list) else (peaks,),
-        device_clock_bound_ns=bound if isinstance(bound, int) else None,
+        device_clock_bound_ns=_as(int, record.get("device_clock_bound_ns")),
     )
 
 

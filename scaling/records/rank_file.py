@@ -35,9 +35,9 @@ from scaling.records.decode import (
     decode_head,
     decode_records,
 )
-from scaling.records.encoding import SealedLines, stretches
+from scaling.records.encoding import stretches
 from scaling.records.format import SCHEMA, ClockRecord, HeadRecord, PauseRecord, Record
-from scaling.records.tables import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
+from scaling.records.tables import BLOCK_COLUMNS, HOST_TIMES, LINE_SPAN, MEMORY_COLUMNS, OF_BLOCKS
 
 Ints = NDArray[np.int64]
 
@@ -140,44 +140,41 @@ class FileLines:
 
     records: list[Record] = field(default_factory=list)
     """All but those of steps."""
-    blocks: list[tuple[int, int, int]] = field(default_factory=list)
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and end of each block's lines, bytes."""
+    damaged: list[bytes] = field(default_factory=list)
+    """Stretches that changed after they were written."""
     loose: int = 0
     """Steps that are followed by no line of their block."""
     whole: bool = True
     """Whether every line is one."""
 
 
-def read_lines(text: bytes, begin: int) -> tuple[FileLines, list[bytes]]:
-    """The records from `begin` on, up to the first line that is none; and the stretches that changed."""
-    lines, damaged = FileLines(), []
-    sealed: list[SealedLines] = []
+def read_lines(text: bytes, begin: int) -> FileLines:
+    """The records from `begin` on, up to the first line that is none.
+
+    Only the last line of each stretch is decoded; those before it are steps, which the seal covers.
+    """
+    lines, places = FileLines(), []
     for stretch in stretches(text):
-        if stretch.holds is False:
-            damaged.append(text[stretch.begin : stretch.end])
-        elif stretch.holds:
-            sealed.append(stretch)
-        else:  # what follows was cut off, and its seal with it
+        if stretch.holds is None:  # what follows was cut off, and its seal with it
             lines.whole = False
             lines.loose += steps_in(text[max(begin, stretch.begin) : stretch.end])
-    _seal_by_seal(text, begin, sealed, lines)
-    return lines, damaged
-
-
-def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[SealedLines], lines: FileLines) -> None:
-    """Only the last line of each stretch is decoded; those before it are steps, which the seal covers."""
-    places = []
-    for stretch in sealed:
-        last = text.rfind(b"\n", stretch.begin, stretch.end - 1) + 1 or stretch.begin
-        if last >= begin:  # the first stretch is the head
-            places.append((max(stretch.begin, begin), last, stretch.end))
+        elif not stretch.holds:
+            lines.damaged.append(text[stretch.begin : stretch.end])
+        else:
+            last = text.rfind(b"\n", stretch.begin, stretch.end - 1) + 1 or stretch.begin
+            if last >= begin:  # the first stretch is the head
+                places.append((max(stretch.begin, begin), last, stretch.end))
     records, whole = decode_records(b"".join([text[last:end] for _, last, end in places]))
     for record, (first, last, end) in zip(records, places, strict=False):
         if isinstance(record, Block):
-            lines.blocks.append((record.id, first, end))
+            lines.blocks.append((first, end))
         elif last > first:
             lines.loose += steps_in(text[first:last])
         lines.records.append(record)
     lines.whole &= whole and len(records) == len(places)
+    return lines
 
 
 def steps_in(lines: bytes) -> int:
@@ -226,7 +223,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
     if (head.launch, head.rank) != (launch, rank):
         raise ValueError(f"rank {head.rank} wrote it in launch {head.launch}, so it was copied or renamed")
-    rank_lines, damaged = read_lines(text, len(first))
+    rank_lines = read_lines(text, len(first))
     clocks = [record for record in rank_lines.records if isinstance(record, Clock)]
     blocks = [record for record in rank_lines.records if isinstance(record, Block)]
     end = next((record for record in rank_lines.records if isinstance(record, End)), None)
@@ -235,8 +232,8 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
     for on_host, name in HOST_TIMES.items():
         columns[on_host] = np.array(columns[name], dtype=np.int64)
         columns[name] = shift.at(columns[on_host])
-    lines = np.array(rank_lines.blocks, dtype=np.int64).reshape(-1, 3)
-    columns |= {"lines_begin": lines[:, 1], "lines_end": lines[:, 2]}
+    spans = np.array(rank_lines.blocks, dtype=np.int64).reshape(-1, 2)
+    columns |= dict(zip(LINE_SPAN, spans.T, strict=True))
     memory = [record for record in rank_lines.records if isinstance(record, Memory)]
     tables = {
         "blocks": pl.DataFrame(columns, schema=OF_BLOCKS["blocks"]),
@@ -252,7 +249,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         cut_off=tail != b"" or not rank_lines.whole or rank_lines.loose > 0,
         ended=any(clock.at == "end" for clock in clocks),
         blocks=end.blocks if end and end.blocks >= 0 else None,
-        damaged=tuple(named(stretch) for stretch in damaged),
+        damaged=tuple(named(stretch) for stretch in rank_lines.damaged),
         state=end.state if end else None,
         error=end.error if end else "",
         steps=end.steps if end else 0,
@@ -261,7 +258,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
             for record in rank_lines.records
             if isinstance(record, Pause) and record.step >= 0
         ),
-        dropped_samples=rank_lines.loose + sum(steps_in(stretch) for stretch in damaged),
+        dropped_samples=rank_lines.loose + sum(steps_in(stretch) for stretch in rank_lines.damaged),
     )
     return Rank(file=file, tables=tables, shift=shift, text=text)
 

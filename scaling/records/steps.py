@@ -10,9 +10,8 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -49,28 +48,16 @@ _STEP_COLUMNS = (*STEP_FIELDS, "plain")
 class _Rows:
     """Rows of one kind, as pieces that follow each other."""
 
-    owner: list[Ints] = field(default_factory=list)
-    """The row of each in the stretch's `blocks`."""
-    step: list[Ints] = field(default_factory=list)
-    values: list[Ints] = field(default_factory=list)
-    """Columns x rows."""
-
-    def add(self, owner: Ints, step: Ints, values: Ints) -> None:
-        self.owner.append(owner)
-        self.step.append(step)
-        self.values.append(values)
+    pieces: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    """(the row of the stretch's `blocks` and the step that each belongs to, columns x rows)."""
 
     def columns(self, names: Sequence[str]) -> tuple[Ints, dict[str, Ints]]:
-        """Owners, and columns by name; the pieces are given up."""
-        columns = {name: _joined([values[k] for values in self.values]) for k, name in enumerate(names)}
-        owner, step = _joined(self.owner), _joined(self.step)
-        for pieces in (self.owner, self.step, self.values):
-            pieces.clear()
-        return owner, {"step": step, **columns}
-
-
-def _joined(pieces: Sequence[Ints]) -> Ints:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
+        """Rows of `blocks`, and columns by name; the pieces are given up."""
+        none = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros((len(names), 0), np.int64)
+        several = zip(none, *self.pieces, strict=True)
+        self.pieces.clear()
+        owner, step, values = (np.concatenate(pieces, axis=-1) for pieces in several)
+        return owner, {"step": step, **dict(zip(names, values, strict=True))}
 
 
 class _Shape(NamedTuple):
@@ -127,8 +114,8 @@ def gather(number: int, rows: Ints, texts: Sequence[bytes], shifts: Sequence[Shi
                     shape = _Shape(record.i, record.n, record.s, record.c, record.w)
                     alike[shape].append((row, shift, numbers))
             elif isinstance(record, Block) and record.parameters:
-                each = _flat(record.parameters, 2)
-                into.parameters.add(np.full(len(each), row), np.arange(len(each)), each.T)
+                each = np.array(record.parameters, dtype=np.int64)
+                into.parameters.pieces.append((np.full(len(each), row), np.arange(len(each)), each.T))
     for shape, pieces in alike.items():
         _add_packed(shape, pieces, into)
 
@@ -172,13 +159,12 @@ def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into:
     shifts = [shift for _, shift, _ in pieces]
     rows = np.array([row for row, _, _ in pieces], dtype=np.int64)
     number = np.broadcast_to(np.arange(first, first + count), (ranks, count))
-    steps = np.empty((len(_STEP_COLUMNS), ranks, count), dtype=np.int64)
-    steps[:] = 0
+    steps = np.zeros((len(_STEP_COLUMNS), ranks, count), dtype=np.int64)
     _fill(steps[: len(STEP_FIELDS)], STEP_DEFAULTS)
     steps[:stamps] = table[:stamps]
     steps[-1] = stamps == PLAIN_WIDTH
     _move(steps, STAMPS, shifts)
-    into.steps.add(np.repeat(rows, count), number.ravel(), steps.reshape(len(steps), -1))
+    into.steps.pieces.append((np.repeat(rows, count), number.ravel(), steps.reshape(len(steps), -1)))
     if not calls:
         return
     sent = np.empty((len(COLLECTIVE_FIELDS), ranks, count, calls), dtype=np.int64)
@@ -186,7 +172,8 @@ def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into:
     sent[:width] = table[stamps:].reshape(calls, width, ranks, count).transpose(1, 2, 3, 0)
     _move(sent, COLLECTIVE_STAMPS, shifts)
     number = np.repeat(number, calls, axis=1)
-    into.collectives.add(np.repeat(rows, count * calls), number.ravel(), sent.reshape(len(sent), -1))
+    owner = np.repeat(rows, count * calls)
+    into.collectives.pieces.append((owner, number.ravel(), sent.reshape(len(sent), -1)))
 
 
 def _fill(columns: Ints, defaults: Sequence[int]) -> None:
@@ -200,11 +187,6 @@ def _move(values: Ints, columns: Sequence[int], shifts: Sequence[Shift]) -> None
     for k, shift in enumerate(shifts):
         if not shift.still:
             values[columns, k] = shift.at(values[columns, k])
-
-
-def _flat(rows: Any, width: int) -> Ints:
-    """Rows of `width` numbers as one array."""
-    return np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, width)
 
 
 def _rows(keys: pl.DataFrame, owner: Ints, columns: Mapping[str, Ints], table: str) -> pl.DataFrame:

@@ -24,7 +24,7 @@ import os
 import shutil
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -204,9 +204,9 @@ class Tables:
     parameters: Frame
     """A row for each ddp_solo block, rank and parameter, in the order of registration: bytes, and when its gradient was
     ready since the step's begin, as the mean over the block's steps. Empty where training runs on a GPU."""
-    memory: Frame = field(default_factory=lambda: pl.LazyFrame(schema=SCHEMAS["memory"]))
+    memory: Frame
     """What each rank held after each block."""
-    phases: Frame = field(default_factory=lambda: pl.LazyFrame(schema=SCHEMAS["phases"]))
+    phases: Frame
     """What each rank spent in the phases that a loop names, summed over a block's steps."""
     ranks: tuple[RankFile, ...]
     gaps: tuple[Gap, ...]
@@ -236,16 +236,8 @@ class Tables:
         return replace(self, **{**changes, **frames})
 
 
-EMPTY = Tables(
-    blocks=pl.LazyFrame(schema=SCHEMAS["blocks"]),
-    steps=pl.LazyFrame(schema=SCHEMAS["steps"]),
-    buckets=pl.LazyFrame(schema=SCHEMAS["buckets"]),
-    fabric=pl.LazyFrame(schema=SCHEMAS["fabric"]),
-    parameters=pl.LazyFrame(schema=SCHEMAS["parameters"]),
-    ranks=(),
-    gaps=(),
-    dropped_samples=0,
-)
+_NO_ROWS: dict[str, Any] = {name: pl.LazyFrame(schema=schema) for name, schema in SCHEMAS.items()}
+EMPTY = Tables(**_NO_ROWS, ranks=(), gaps=(), dropped_samples=0)
 
 
 def write_part(frames: Mapping[str, pl.DataFrame], folder: Path, *numbers: int) -> dict[str, Path]:

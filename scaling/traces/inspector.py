@@ -15,7 +15,7 @@ The rank with the shortest duration joined last. Where not all ranks are known, 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +31,7 @@ from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text
 from scaling.records import files
 from scaling.settings.plan import RANKS_MAX
 from scaling.traces.kinds import Told
+from scaling.traces.machines.nccl_table import LogTable
 from scaling.traces.machines.nccl_tests import parse_log
 from scaling.traces.profiler.jobs import mean
 from scaling.traces.profiler.signs import COUNT_MAX, collective_of
@@ -120,6 +121,8 @@ class SizeRow:
     late_rank: int | None
     """The rank that joined last most often."""
     late_share: float | None
+    curve_share: float | None
+    """busbw as a share of the machine's own at that size; None where no log beside tells it."""
 
 
 Times = dict[int, dict[int, float]]
@@ -127,9 +130,10 @@ Times = dict[int, dict[int, float]]
 
 
 class _Inspected:
-    """All files together."""
+    """All files together; `curve`: tables of a log of nccl-tests on the same machine."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], curve: Sequence[LogTable]) -> None:
+        self.curve = curve
         self.communicators: dict[str, Communicator] = {}
         self.sized: dict[tuple[str, str, int], Times] = defaultdict(lambda: defaultdict(dict))
         """Durations by communicator, collective and nccl-tests' size."""
@@ -214,22 +218,47 @@ class _Inspected:
             busbw_gbit_s=busbw,
             late_rank=late,
             late_share=None if late is None else often / len(whole),
+            curve_share=self._of_curve(kind, comm.ranks, nbytes, transfer.value),
         )
+
+    def _of_curve(self, kind: str, ranks: int, nbytes: int, us: float) -> float | None:
+        """The log's time as a share of `us`, between the sizes of the log; None where it has no such table."""
+        for table in self.curve:
+            timed = table.timed() if (table.collective, table.world_size) == (kind, ranks) else []
+            if timed and timed[0].bytes <= nbytes <= timed[-1].bytes:
+                times = np.array([[t.time for t in timed]])
+                return float(Points(sizes=tuple(t.bytes for t in timed), times=times).at(nbytes)[0]) / us
+        return None
 
     def slow(self) -> Iterator[str]:
         """The rank of each communicator for which the others wait most."""
         for comm in self.communicators.values():
-            mine = [r for r in self.rows if r.group == comm.name and r.whole and r.skew_us is not None]
-            waited: Counter[int] = Counter()
-            for r in mine:
-                if r.late_rank is not None and r.skew_us is not None:
-                    waited[r.late_rank] += r.skew_us.value * r.whole * (r.late_share or 0)  # type: ignore[assignment]
-            whole = sum(r.skew_us.value * r.whole for r in mine if r.skew_us is not None)
-            for rank, us in waited.most_common(1) if whole > 0 else ():
+            waited: dict[int, float] = defaultdict(float)
+            whole_us = 0.0
+            for r in self.rows:
+                if r.group == comm.name and r.skew_us is not None:
+                    whole_us += r.skew_us.value * r.whole
+                    if r.late_rank is not None:
+                        waited[r.late_rank] += r.skew_us.value * r.whole * (r.late_share or 0)
+            if waited and whole_us > 0:
+                rank = max(waited, key=waited.__getitem__)
                 yield (
                     f"{comm.name}: rank {rank} on {comm.hosts.get(rank, 'an unknown host')} joins last where the "
-                    f"others wait longest: {us / whole:.0%} of {whole / 1e3:.4g} ms that a rank waits on average"
+                    f"others wait longest: {waited[rank] / whole_us:.0%} of {whole_us / 1e3:.4g} ms that a rank waits "
+                    "on average"
                 )
+
+    def links(self) -> Iterator[str]:
+        """The rows beside what others reach on the machine that the log names."""
+        names = {device.name for table in self.curve for device in table.devices}
+        nodes = {comm.name: comm.nodes for comm in self.communicators.values()}
+        if len(names) == 1:
+            points = [
+                (r.collective, r.group_size, nodes[r.group], r.bytes, r.busbw_gbit_s.value / 8)
+                for r in self.rows
+                if r.whole and r.busbw_gbit_s is not None
+            ]
+            yield from links.beside_best(names.pop(), points)
 
 
 def _read(paths: Iterable[Path]) -> tuple[list[_Record], Counter[str], list[str]]:
@@ -301,21 +330,24 @@ def _decoded(text: bytes) -> _Record | str:
 
 def inspector(paths: Sequence[Path], beside: Path | None) -> Told:
     """All records together; `beside`: a log of nccl-tests, the machine's own curve. InputError without a record."""
-    seen = _Inspected(paths)
-    curve = None if beside is None else _Curve(beside)
-    if curve is not None and not any(map(curve.share, seen.rows)):
+    curve: tuple[LogTable, ...] = ()
+    if beside is not None:
+        with while_reading(f"--beside {beside}", "a log of nccl-tests is expected"):
+            curve = parse_log(read_text(beside, strict=False), str(beside))
+    seen = _Inspected(paths, curve)
+    if beside is not None and not any(r.curve_share for r in seen.rows):
         seen.notes.append(
             f"{beside}: has no table of the same collective and number of ranks that covers these sizes"
         )
     comms = list(seen.communicators.values())
-    reached = () if curve is None else tuple(curve.links(seen.rows, {c.name: c.nodes for c in comms}))
+    reached = list(seen.links())
     lines = [
         *(
             f"# communicator  {c.name}: {c.ranks} ranks on {count(c.nodes, 'node')}"
             for c in comms[:ROWS_SHOWN]
         ),
         *_more(len(comms) - ROWS_SHOWN, "communicators"),
-        *_table(seen.rows, None if curve is None else curve.share),
+        *_table(seen.rows, beside=beside is not None),
         *(f"# links   {line}" for line in reached),
         *(f"# slow    {line}" for line in seen.slow()),
         *(f"# note    {line}" for line in seen.notes),
@@ -326,12 +358,9 @@ def inspector(paths: Sequence[Path], beside: Path | None) -> Told:
         lines=tuple(lines),
         document={
             "kind": "nccl_inspector",
-            "communicators": [files.encode(c) for c in comms],
-            "collectives": [
-                {**files.encode(r), "curve_share": None if curve is None else curve.share(r)}
-                for r in seen.rows
-            ],
-            "links": list(reached),
+            "communicators": files.encode(comms),
+            "collectives": files.encode(seen.rows),
+            "links": reached,
             "point_to_point_records": seen.point_to_point,
             "warnings": seen.notes,
         },
@@ -339,46 +368,12 @@ def inspector(paths: Sequence[Path], beside: Path | None) -> Told:
     )
 
 
-class _Curve:
-    """busbw over size of a log of nccl-tests."""
-
-    def __init__(self, path: Path) -> None:
-        with while_reading(f"--beside {path}", "a log of nccl-tests is expected"):
-            text = read_text(path, strict=False)
-        self._tables = parse_log(text, str(path))
-
-    def share(self, row: SizeRow) -> float | None:
-        """Its busbw as a share of the log's at that size, between the sizes of the log; None where it has none."""
-        for table in self._tables:
-            if (table.collective, table.world_size) != (row.collective, row.group_size):
-                continue
-            timed = table.timed()
-            if timed and timed[0].bytes <= row.bytes <= timed[-1].bytes:
-                points = Points(
-                    sizes=tuple(t.bytes for t in timed), times=np.array([[t.time for t in timed]])
-                )
-                return float(points.at(row.bytes)[0]) / row.transfer_us.value
-        return None
-
-    def links(self, rows: Sequence[SizeRow], nodes: Mapping[str, int]) -> Iterator[str]:
-        """The rows beside what others reach on the machine that the log names; `nodes` by communicator."""
-        names = {device.name for table in self._tables for device in table.devices}
-        if len(names) == 1:
-            points = [
-                (r.collective, r.group_size, nodes[r.group], r.bytes, r.busbw_gbit_s.value / 8)
-                for r in rows
-                if r.whole and r.busbw_gbit_s is not None
-            ]
-            yield from links.beside_best(names.pop(), points)
-
-
-def _table(rows: Sequence[SizeRow], share_of: Callable[[SizeRow], float | None] | None) -> Iterator[str]:
-    """Rows by size, the longest first; `share_of`: busbw as a share of the machine's own curve."""
-    beside = "  of curve" if share_of is not None else ""
+def _table(rows: Sequence[SizeRow], *, beside: bool) -> Iterator[str]:
+    """Rows by size, the longest first; `beside`: with busbw as a share of the machine's own curve."""
     wide = min(GROUP_MAX, max([18, *(len(r.group) for r in rows[:ROWS_SHOWN])]))
     yield (
         f"#{'collective':>15} {'group':>{wide}} {'ranks':>6} {'size':>9} {'n':>7} {'time us':>9} {'transfer':>9} "
-        f"{'skew us':>9} {'algbw Gbit/s':>13} {'busbw Gbit/s':>13}  last to join{beside}"
+        f"{'skew us':>9} {'algbw Gbit/s':>13} {'busbw Gbit/s':>13}  last to join{'  of curve' * beside}"
     )
     for r in rows[:ROWS_SHOWN]:
         cells = [
@@ -388,8 +383,7 @@ def _table(rows: Sequence[SizeRow], share_of: Callable[[SizeRow], float | None] 
             *(f"{'-' if v is None else f'{v.value:.4g}':>13}" for v in (r.algbw_gbit_s, r.busbw_gbit_s)),
             f" {'-' if r.late_rank is None else f'rank {r.late_rank} ({r.late_share or 0:.0%})':>12}",
         ]
-        share = None if share_of is None else share_of(r)
-        yield " ".join(cells) + ("" if share is None else f"  {share:>8.0%}")
+        yield " ".join(cells) + ("" if r.curve_share is None else f"  {r.curve_share:>8.0%}")
     yield from _more(len(rows) - ROWS_SHOWN, "rows")
 
 

@@ -1,6 +1,4 @@
-"""Which tool wrote a file that `scaling trace` is given, by its first bytes.
-
-How to get the files that `scaling trace` and `scaling import` read from a job that runs without this program.
+"""Which tool wrote a file that `scaling trace` is given, by its first bytes; and how to get such files from a job.
 
 Variables: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp and FlightRecorder.hpp, plugins/profiler/inspector of NCCL,
 NCCL's user guide, Kineto's and Dynolog's README. /shared stands for a folder that all nodes see.

@@ -180,12 +180,8 @@ class LogTable:
 
         `causes` and `cards`: what NCCL's lines say of slow ways and of each host's network cards.
         """
-        n, hosts, collective, names = (
-            self.world_size,
-            self.hosts,
-            self.collective,
-            {d.name for d in self.devices},
-        )
+        n, hosts, collective = self.world_size, self.hosts, self.collective
+        names = {d.name for d in self.devices}
         if n is None or hosts is None or collective is None or len(names) != 1 or self.wrong or self.mistakes:
             return None
         points = ((collective, n, hosts, r.bytes, r.busbw_gb_s) for r in self.rows)
@@ -355,15 +351,11 @@ def _hosts(table: LogTable, name: str) -> tuple[int | None, str]:
     """Number of hosts; None where nothing tells it, or where it does not divide the ranks."""
     n, launch, in_name = table.world_size, table.launch, NODES.search(name)
     listed = {d.rank: d for d in table.devices}
-    seen, processes, per_host = (
-        len({d.host for d in listed.values()}),
-        launch.get("processes"),
-        launch.get("per_host"),
-    )
+    seen = len({d.host for d in listed.values()})
     whole = n is not None and 0 < n <= len(listed) * launch.get("ranks_per_process", 1)
-    filled = (
-        processes // per_host if processes and per_host and processes % per_host == 0 else launch.get("hosts")
-    )
+    processes, per_host, filled = launch.get("processes"), launch.get("per_host"), launch.get("hosts")
+    if processes and per_host and processes % per_host == 0:
+        filled = processes // per_host
     told: list[tuple[int | None, str]] = [
         (seen if whole else None, "its device lines"),
         (launch.get("nccl_hosts"), "NCCL's log"),

@@ -28,7 +28,7 @@ _SPEED = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)\s*GT/s")
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A device, the way to it from its NUMA node, and its own link."""
+    """A device, the way to it from its NUMA node, and the slowest link on that way."""
 
     bus: str
     path: tuple[int, ...]
@@ -110,18 +110,10 @@ def _devices(root: ET.Element) -> tuple[list[_Device], list[tuple[str, _Device, 
     nics: list[tuple[str, _Device, int | None]] = []
     for index, cpu in enumerate(root.iter("cpu")):
         numa = _int(cpu.get("numaid"))
-        for path, element, rate, how in _walk(cpu):
-            kind = (element.get("class") or "").lower()
-            device = _Device(
-                element.get("busid") or "",
-                path,
-                index if numa is None or numa < 0 else numa,
-                element,
-                rate,
-                how,
-            )
-            cards = [net for nic in element.findall("nic") for net in nic.findall("net")]
-            if element.find("gpu") is not None or kind.startswith(_GPU_CLASSES):
+        for device in _walk(cpu, index if numa is None or numa < 0 else numa):
+            kind = (device.element.get("class") or "").lower()
+            cards = [net for nic in device.element.findall("nic") for net in nic.findall("net")]
+            if device.element.find("gpu") is not None or kind.startswith(_GPU_CLASSES):
                 gpus.append(device)
             elif cards:
                 speed = (max(_int(net.get("speed")) or 0, 0) * 10**6 or None for net in cards)
@@ -132,15 +124,15 @@ def _devices(root: ET.Element) -> tuple[list[_Device], list[tuple[str, _Device, 
 
 
 def _walk(
-    element: ET.Element, path: tuple[int, ...] = (), rate: int | None = None, how: str = ""
-) -> Iterator[tuple[tuple[int, ...], ET.Element, int | None, str]]:
-    """Every PCI element with its path from the CPU, the slowest link on the path, and a description of that link."""
+    element: ET.Element, numa: int, path: tuple[int, ...] = (), rate: int | None = None, how: str = ""
+) -> Iterator[_Device]:
+    """Every PCI element below one; `path` leads there from the CPU, `rate` and `how` tell of the slowest link on it."""
     for k, inner in enumerate(element.findall("pci")):
         slowest, words = _link(inner)
         if slowest is None or (rate is not None and rate < slowest):
             slowest, words = rate, how
-        yield (*path, k), inner, slowest, words
-        yield from _walk(inner, (*path, k), slowest, words)
+        yield _Device(inner.get("busid") or "", (*path, k), numa, inner, slowest, words)
+        yield from _walk(inner, numa, (*path, k), slowest, words)
 
 
 def _link(element: ET.Element) -> tuple[int | None, str]:

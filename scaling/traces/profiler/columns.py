@@ -1,8 +1,6 @@
 """One rank's trace as columns, in ns since the file's first event, and which times of a file are credible.
 
-Sets of time as sorted, disjoint intervals [begin, end); integer ns in numpy columns.
-
-Unions and differences of such sets say what happens at once, so that no instant is counted twice.
+Unions and differences of sets of time say what happens at once, so that no instant is counted twice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Group the files by world size and rank, and list the doubts about each.
-
-Steps of all ranks as one table, and means with intervals over steps.
-
-A typical step of each rank as spans, for the timelines of the report and of Perfetto.
-"""
+"""Group files by world size and rank, with the doubts about each: their steps as a table, and a typical step drawn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Read a trace file into columns, batch by batch, so that memory holds the events of one batch only.
-
-Read the trace files: a process a core, one file at a time in each.
-"""
+"""Read trace files, a process a core: each into columns, batch by batch, so that memory holds one batch's events."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ Chrome's trace format), plain or gzip. A piece is cut at the last `}, {` that it
 string or a nested list. The piece then fails to decode, and the exact place is found by counting brackets.
 
 Only phase X (events with a duration) becomes an event; arrows, names of threads and other phases are skipped.
-
-What is decoded of a trace file's JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The analysis of a run from the traces of its ranks.
+"""The analysis of a run from the traces of its ranks, and a plan that describes it, for reports and comparisons.
 
-A plan that describes the traced run, for reports and comparisons.
-
-Name what takes the step's time, by rules over its parts. Traces hold no baseline, so there is no efficiency.
+Rules over the step's parts name what takes its time. Traces hold no baseline, so there is no efficiency.
 """
 
 from __future__ import annotations

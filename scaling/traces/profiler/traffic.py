@@ -1,7 +1,4 @@
-"""Bandwidths of collectives, the traffic of a step, and how communication slows the compute beside it.
-
-The late rank, from the time that the others wait for it.
-"""
+"""Bandwidths of collectives, the traffic of a step, compute that communication slows, and the late rank."""
 
 from __future__ import annotations
 
