@@ -218,7 +218,9 @@ class Credible:
         """A time as ns since the origin."""
         return round((us - self.base) * 1e3)
 
-    def spans(self, columns: Columns) -> dict[str, Ints]:
-        """Begin and end as ns since the origin."""
+    def integers(self, columns: Columns) -> dict[str, Ints]:
+        """Columns as integers: `begin` and `end`, ns since the origin, in the place of their times."""
         begin = np.rint((columns["ts"] - self.base) * 1e3).astype(np.int64)
-        return {"begin": begin, "end": begin + np.rint(columns["dur"] * 1e3).astype(np.int64)}
+        end = begin + np.rint(columns["dur"] * 1e3).astype(np.int64)
+        others = {name: c.astype(np.int64) for name, c in columns.items() if name not in ("ts", "dur")}
+        return {**others, "begin": begin, "end": end}

@@ -313,12 +313,7 @@ def read_trace(path: Path) -> Trace:
         meta=stream.meta,
         names=names,
         gpu=_gpu(gpu, names, len(builder.grids), credible),
-        host=HostEvents(
-            role=host["role"].astype(np.int64),
-            thread=host["thread"].astype(np.int64),
-            plain=host["plain"].astype(bool),
-            **credible.spans(host),
-        ),
+        host=HostEvents(plain=host.pop("plain").astype(bool), **credible.integers(host)),
         launches=_first_launches(launch, credible),
         sent=tuple(builder.sent),
         calls=tuple(
@@ -342,30 +337,21 @@ def read_trace(path: Path) -> Trace:
 
 def _gpu(columns: Columns, names: tuple[str, ...], grids: int, credible: Credible) -> DeviceEvents:
     order = np.argsort(columns["ts"], kind="stable")
-    columns = {name: values[order] for name, values in columns.items()}
-    name = columns["name"].astype(np.int64)
+    events = credible.integers({name: values[order] for name, values in columns.items()})
+    name, kind = events["name"], events["kind"]
     by_name = np.array([signs.kernel_kind(n) for n in names], dtype=np.int64)
-    kind = columns["kind"].astype(np.int64)
-    kind = np.where(kind == BY_NAME, by_name[name], kind) if len(name) else kind
-    return DeviceEvents(
-        name=name,
-        stream=columns["stream"].astype(np.int64),
-        correlation=columns["correlation"].astype(np.int64),
-        kind=kind,
-        shape=name * grids + columns["grid"].astype(np.int64),
-        sent=columns["sent"].astype(np.int64),
-        **credible.spans(columns),
-    )
+    if len(name):
+        events["kind"] = np.where(kind == BY_NAME, by_name[name], kind)
+    return DeviceEvents(shape=name * grids + events.pop("grid"), **events)
 
 
 def _first_launches(columns: Columns, credible: Credible) -> dict[str, Ints]:
     """The first call of the runtime with each correlation id."""
     order = np.lexsort((columns["ts"], columns["correlation"]))
-    correlation = columns["correlation"][order].astype(np.int64)
-    first = np.diff(correlation, prepend=-1) != 0
-    first &= correlation > 0
-    begin, thread = credible.spans(columns)["begin"], columns["thread"].astype(np.int64)
-    return {"correlation": correlation[first], "begin": begin[order[first]], "thread": thread[order[first]]}
+    calls = credible.integers({name: values[order] for name, values in columns.items()})
+    correlation = calls["correlation"]
+    first = (np.diff(correlation, prepend=-1) != 0) & (correlation > 0)
+    return {name: calls[name][first] for name in ("correlation", "begin", "thread")}
 
 
 def _number(value: float | str | None) -> int:

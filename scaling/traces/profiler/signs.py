@@ -180,10 +180,10 @@ def launched(trace: Trace) -> tuple[Ints, Ints]:
     if not len(ids):
         return np.full(len(wanted), -1), np.full(len(wanted), -1)
     at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    matches = ids[at] == wanted
-    return np.where(matches, trace.launches["begin"][at], -1), np.where(
-        matches, trace.launches["thread"][at], -1
+    begin, thread = (
+        np.where(ids[at] == wanted, trace.launches[name][at], -1) for name in ("begin", "thread")
     )
+    return begin, thread
 
 
 def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[Sent], Ints, dict[str, int]]:
