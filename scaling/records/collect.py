@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
@@ -25,10 +23,10 @@ from scaling.records.tables import (
     LINE_SPAN,
     OF_BLOCKS,
     Part,
-    Scratch,
     Tables,
     scan_parts,
     scan_rows,
+    scratch_folder,
     write_part,
     write_rows,
 )
@@ -40,25 +38,14 @@ SHARE_BYTES = 16 << 20
 CUT_OFF = "left records that are cut off; whole blocks are used"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRanks:
-    """What the ranks of a launch left."""
-
-    files: tuple[RankFile, ...]
-    tables: dict[str, pl.DataFrame]
-    """Their rows of tables.OF_BLOCKS, those of a rank after each other."""
-    stretch: Stretch
-    """Where all steps lie."""
-    gaps: tuple[Gap, ...]
-
-
-class Share(NamedTuple):
-    """What some rank files said."""
+class RankFiles(NamedTuple):
+    """What some ranks of a launch left."""
 
     files: list[RankFile]
     stored: dict[int, Stored]
-    """By rank."""
+    """Where their steps lie, by rank."""
     tables: dict[str, pl.DataFrame]
+    """Their rows of tables.OF_BLOCKS, those of a rank after each other."""
     broken: dict[int, str]
     """Why a file cannot be used, by rank."""
 
@@ -71,8 +58,8 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path, processes: Processes) -> LaunchRanks:
-    """What the ranks of a launch left; a gap for each that left nothing. `copies`: a folder for their lines."""
+def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path, processes: Processes) -> RankFiles:
+    """What all ranks of a launch left. `copies`: a folder for their lines."""
     shares: list[dict[int, Path]] = []
     full_bytes = SHARE_BYTES
     for rank in launch.ranks():
@@ -104,15 +91,10 @@ def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path, processes: Proces
         tables = {name: frame.filter(pl.col("rank") < world) for name, frame in tables.items()}
     present = {file.rank for file in files} | broken.keys()
     broken |= {rank: "left no records" for rank in range(world) if rank not in present}
-    return LaunchRanks(
-        files=tuple(files),
-        tables=tables | {"blocks": tables["blocks"].drop(list(LINE_SPAN))},
-        stretch=Stretch(launch=launch.index, blocks=tables["blocks"], files=stored),
-        gaps=tuple(Gap(launch=launch.index, rank=rank, what=what) for rank, what in sorted(broken.items())),
-    )
+    return RankFiles(files, stored, tables, broken)
 
 
-def read_share(launch: int, paths: Mapping[int, Path], copy: Path) -> Share:
+def read_share(launch: int, paths: Mapping[int, Path], copy: Path) -> RankFiles:
     """Read some files of a launch, each once; `paths`: by rank. OSError where `copy` cannot be written.
 
     The lines of their blocks go to the file `copy`, block after block: those of a stretch lie together there.
@@ -133,7 +115,7 @@ def read_share(launch: int, paths: Mapping[int, Path], copy: Path) -> Share:
         for rank, begin, end in blocks.select("rank", *LINE_SPAN).iter_rows():
             file.write(ranks[rank].text[begin:end])
     blocks = blocks.with_columns(lines_begin=size.cum_sum() - size, lines_end=size.cum_sum())
-    return Share(
+    return RankFiles(
         files=files,
         stored={number: Stored(copy, rank.shift) for number, rank in ranks.items()},
         tables=tables | {"blocks": blocks.sort("at").drop("at")},
@@ -207,7 +189,8 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
     done = {listed.index for listed in status.launches if listed.state == "done"} if status else set()
     size = sum(size_bytes(launch.rank(rank)) for launch in launches for rank in launch.ranks())
     count = cores() if size >= PROCESSES_BYTES and cores() > 1 else 0
-    scratch = Scratch(folder.path)
+    scratch = scratch_folder(folder)
+    path = Path(scratch.name)
     whole: dict[str, list[pl.DataFrame]] = {name: [] for name in OF_BLOCKS}
     parts: list[Part] = []
     ranks: list[RankFile] = []
@@ -215,28 +198,22 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
     lost = 0
     with Processes(count) as processes:
         for launch in launches:
-            with TemporaryDirectory(dir=scratch.path) as copies:
+            with TemporaryDirectory(dir=path) as copies:
                 read = read_ranks(launch, plan, Path(copies), processes)
-                for part, more, looked in _read_steps(read, scratch.path, look, processes):
+                for part, more, looked in _read_steps(launch.index, read, path, look, processes):
                     parts.append(part)
                     lost += more
                     seen.append(looked)
             ranks += read.files
-            gaps += read.gaps
-            gaps += [
-                Gap(launch=launch.index, rank=file.rank, what=what)
-                for file in read.files
-                for what in lacks(file, done)
-            ]
+            missing = [*sorted(read.broken.items())]
+            missing += [(file.rank, what) for file in read.files for what in lacks(file, done)]
+            gaps += [Gap(launch=launch.index, rank=rank, what=what) for rank, what in missing]
             gaps += other_plan(folder, launch.index, read.files)
             for name, frame in read.tables.items():
-                whole[name].append(frame)
-    files = {
-        name: write_rows(itertools.chain.from_iterable(map(_some_ranks, frames)), name, scratch)
-        for name, frames in whole.items()
-    }
+                whole[name].append(frame.drop(LINE_SPAN, strict=False))
+    files = {name: write_rows(_by_ranks(frames), name, path) for name, frames in whole.items()}
     tables = EMPTY.having(
-        {**{name: scan_rows(paths, name) for name, paths in files.items()}, **scan_parts(parts, scratch)},
+        {**{name: scan_rows(paths, name) for name, paths in files.items()}, **scan_parts(parts, path)},
         parts=tuple(parts),
         block_files=files["blocks"],
         scratch=scratch,
@@ -247,19 +224,20 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
     return tables, seen
 
 
-def _some_ranks(rows: pl.DataFrame) -> list[pl.DataFrame]:
-    """The rows of a launch in frames of RANKS ranks each."""
-    several = rows.group_by(pl.col("rank") // RANKS, maintain_order=True)
-    return [some for _, some in several]
+def _by_ranks(launches: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The rows of each launch in frames of RANKS ranks each."""
+    for rows in launches:
+        yield from (some for _, some in rows.group_by(pl.col("rank") // RANKS, maintain_order=True))
 
 
 def _read_steps(
-    read: LaunchRanks, scratch: Path, look: Callable[[Tables], R], processes: Processes
+    launch: int, read: RankFiles, scratch: Path, look: Callable[[Tables], R], processes: Processes
 ) -> Iterator[tuple[Part, int, R]]:
     """All rows of a launch's steps, written to files a stretch at a time: as `_write_stretch` returns them."""
     least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
     here = EMPTY.having({}, ranks=(least_known,) if least_known else ())
-    tasks = ((stretch, scratch, k, here, look) for k, stretch in enumerate(read.stretch.parts(STRETCH_BYTES)))
+    stretches = Stretch(launch=launch, blocks=read.tables["blocks"], files=read.stored).parts(STRETCH_BYTES)
+    tasks = ((stretch, scratch, k, here, look) for k, stretch in enumerate(stretches))
     yield from processes.each(_write_stretch, tasks)
 
 

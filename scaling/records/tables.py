@@ -162,21 +162,12 @@ PUBLISHED = ("blocks", *STEP_TABLES)
 """Tables that stay in the run's folder."""
 
 
-@dataclass(slots=True)
-class Scratch:
-    """A temporary folder for the files of tables; it is made with the first one, and goes with the tables."""
+def scratch_folder(folder: RunFolder) -> TemporaryDirectory[str]:
+    """A temporary folder for the files of tables, which goes with them. OSError where it cannot be made.
 
-    parent: Path
-    """Where it is made, if it is this user's own: another one could put links in the place of the files."""
-    kept: TemporaryDirectory[str] | None = None
-
-    @property
-    def path(self) -> Path:
-        """The folder. OSError where it cannot be made."""
-        if self.kept is None:
-            mine = is_own(RunFolder(self.parent))
-            self.kept = TemporaryDirectory(prefix=".tables-", dir=self.parent if mine else None)
-        return Path(self.kept.name)
+    It is made in the run's folder if that is this user's own: another one could put links in the place of the files.
+    """
+    return TemporaryDirectory(prefix=".tables-", dir=folder.path if is_own(folder) else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +209,7 @@ class Tables:
     parts: tuple[Part, ...] = ()
     block_files: tuple[Path, ...] = ()
     """Files of `blocks`."""
-    scratch: Scratch | None = None
+    scratch: TemporaryDirectory[str] | None = None
     """Where the files lie; None where all rows are in memory."""
 
     @property
@@ -252,23 +243,23 @@ def write_part(frames: Mapping[str, pl.DataFrame], folder: Path, *numbers: int) 
     return files
 
 
-def scan_parts(parts: Iterable[Part], scratch: Scratch) -> dict[str, Frame]:
+def scan_parts(parts: Iterable[Part], folder: Path) -> dict[str, Frame]:
     """The step tables of all parts."""
     present, named = {name for part in parts for name in part.files}, {PART: pl.String}
     # Folders around it may have names that look like patterns or columns.
     return {
-        name: pl.scan_parquet(scratch.path / name, glob=False, hive_partitioning=True, hive_schema=named)
+        name: pl.scan_parquet(folder / name, glob=False, hive_partitioning=True, hive_schema=named)
         if name in present
         else pl.LazyFrame(schema=SCHEMAS[name] | named)
         for name in STEP_TABLES
     }
 
 
-def write_rows(frames: Iterable[pl.DataFrame], name: str, scratch: Scratch) -> tuple[Path, ...]:
+def write_rows(frames: Iterable[pl.DataFrame], name: str, folder: Path) -> tuple[Path, ...]:
     """Write rows of another table, a file for each frame; OSError where that fails."""
     files: list[Path] = []
     for rows in frames:
-        path = scratch.path / name / f"{len(files):09}.parquet"
+        path = folder / name / f"{len(files):09}.parquet"
         path.parent.mkdir(exist_ok=True)
         write_parquet(rows, path)
         files.append(path)
@@ -310,7 +301,7 @@ def without_blocks(tables: Tables, blocks: pl.DataFrame) -> Tables:
             dropped += rows.height - kept.height if name == "steps" else 0
             write_parquet(kept, path)
     tables = map_blocks(tables, lambda rows: rows.join(blocks, on=["launch", "block"], how="anti"))
-    frames = scan_parts(tables.parts, tables.scratch) if tables.scratch else {}
+    frames = scan_parts(tables.parts, Path(tables.scratch.name)) if tables.scratch else {}
     return tables.having(frames, dropped_samples=tables.dropped_samples + dropped)
 
 
@@ -373,7 +364,7 @@ def publish_tables(folder: RunFolder, tables: Tables) -> None:
     """Move the files of the tables into the run's folder, table by table; OSError where that fails.
 
     A table that has no rows, such as `fabric` without a size sweep, becomes one empty file. The tables are not to be
-    used any more. Another user's folder gets none, as in `Scratch`.
+    used any more. Another user's folder gets none, as in `scratch_folder`.
     """
     for name in PUBLISHED if is_own(folder) else ():
         target = folder.table(name)

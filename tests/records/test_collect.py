@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -155,20 +156,20 @@ def three_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(frames, "STEP_ROWS", 1)
     folder = tmp_path / "batch=4"
     folder.mkdir()
-    scratch, found = tables.Scratch(folder), []
+    scratch, found = tables.scratch_folder(RunFolder(folder)), []
     for number in range(3):
         known = {"launch": 0, "round": number, "block": number, "batch": 32}
         row = dict.fromkeys(SCHEMAS["steps"]) | known
         rows = pl.DataFrame([row] * 2, schema=SCHEMAS["steps"])
         none = {name: pl.DataFrame(schema=SCHEMAS[name]) for name in tables.STEP_TABLES}
-        files = tables.write_part({**none, "steps": rows}, scratch.path, number)
+        files = tables.write_part({**none, "steps": rows}, Path(scratch.name), number)
         found.append(tables.Part(launch=0, first=number, last=number, files=files))
     return found, scratch
 
 
 def test_a_few_rounds_open_the_files_of_their_own_parts_alone(three_parts):
     found, scratch = three_parts
-    steps = tables.scan_parts(found, scratch)["steps"]
+    steps = tables.scan_parts(found, Path(scratch.name))["steps"]
     rounds = frames.few_rounds(steps, steps.select("launch", "round", frames.ITS_PART))
     first, others = next(rounds)
     assert first["round"].to_list() == [0, 0]
@@ -179,6 +180,7 @@ def test_a_few_rounds_open_the_files_of_their_own_parts_alone(three_parts):
 
 
 def test_rows_of_files_have_the_columns_of_their_table(three_parts):
-    rows = frames.in_memory(tables.scan_parts(*three_parts)["steps"])
+    found, scratch = three_parts
+    rows = frames.in_memory(tables.scan_parts(found, Path(scratch.name))["steps"])
     assert rows.schema == SCHEMAS["steps"]
     assert rows["batch"].to_list() == [32] * 6

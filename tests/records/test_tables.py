@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -141,7 +142,7 @@ def test_a_run_that_cannot_be_written_to_has_its_tables_elsewhere(folder, monkey
     monkeypatch.setattr("os.access", lambda *_: False)
     tables = unchecked(folder)
     assert not list(folder.path.glob(".*"))
-    path = tables.scratch.path
+    path = Path(tables.scratch.name)
     assert (path / "steps").is_dir()
     del tables
     assert not path.exists()
