@@ -45,9 +45,7 @@ def parse_bytes(text: str, where: str) -> int:
 def _split(text: str) -> tuple[float, str]:
     """A number and its unit; (0, "") for other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
-    return (
-        (float(match.group(1)), match.group(2)) if match and len(match.group(1)) <= DIGITS_MAX else (0.0, "")
-    )
+    return (float(match[1]), match[2]) if match and len(match[1]) <= DIGITS_MAX else (0.0, "")
 
 
 def _above_zero(value: int, wrong: str, units: Iterable[str], example: str) -> int:

@@ -70,9 +70,8 @@ def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFold
             write_text(copy, text)
     now = dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="microseconds")
     machine, work = _machine(launches), _work(plan)
-    write_json(
-        part.baseline, Baseline(schema=SCHEMA, run=str(folder.path), kept=now, machine=machine, work=work)
-    )
+    kept = Baseline(schema=SCHEMA, run=str(folder.path), kept=now, machine=machine, work=work)
+    write_json(part.baseline, kept)
     remove(parent, plan.id)
     part.path.rename(target.path)
     return target

@@ -238,12 +238,10 @@ def _collective_rules(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Br
 
 def _breaking(frame: pl.DataFrame, rules: dict[str, pl.Expr]) -> Broken:
     """Rows that break a rule, with the rule's words."""
-    flags = frame.select(
-        *(rule.fill_null(value=False).alias(str(k)) for k, rule in enumerate(rules.values()))
-    )
-    for k, why in enumerate(rules):
-        if flags[str(k)].any():
-            yield frame.filter(flags[str(k)]).with_columns(why=pl.lit(why))
+    flags = frame.select(**{why: rule.fill_null(value=False) for why, rule in rules.items()})
+    for why in rules:
+        if flags[why].any():
+            yield frame.filter(flags[why]).with_columns(why=pl.lit(why))
 
 
 def _unlike(facts: pl.DataFrame) -> Broken:

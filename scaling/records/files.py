@@ -68,12 +68,10 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
             return None
         (kind,) = (a for a in args if a is not type(None))
         return _decode(kind, data, where)
-    if origin in (tuple, list) and not isinstance(data, list | tuple):
-        raise ValueError(f"{where}: expected a list, found {type(data).__name__}")
-    if origin is tuple:
-        return tuple(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
-    if origin is list:
-        return [_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data)]
+    if origin in (tuple, list):
+        if not isinstance(data, list | tuple):
+            raise ValueError(f"{where}: expected a list, found {type(data).__name__}")
+        return origin(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
     if (origin is dict or dataclasses.is_dataclass(kind)) and not isinstance(data, dict):
         raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
     if origin is dict:

@@ -229,9 +229,7 @@ def find_run(path: Path | str) -> RunFolder:
             return find_run(folder.path.parent)
         except InputError as error:
             raise InputError(f"{folder.path}: is a file; {error}") from error
-    runs = sorted(
-        plan.parent for plan in folder.path.glob("*/plan.json") if as_number(plan.parent.name) is not None
-    )
+    runs = sorted(p.parent for p in folder.path.glob("*/plan.json") if as_number(p.parent.name) is not None)
     if runs and not folder.plan.is_file():
         listed = ", ".join(map(str, runs[:3])) + (", ..." if len(runs) > 3 else "")
         raise InputError(f"{folder.path}: holds several runs (a multirun); name one of {listed}")

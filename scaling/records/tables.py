@@ -311,10 +311,8 @@ def _read(path: Path) -> pl.DataFrame:
 
 def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     """The records of some launches; the same object if these are all of them."""
-    recorded = {rank.launch for rank in tables.ranks} | {
-        gap.launch for gap in tables.gaps if gap.rank is not None
-    }
-    if launches >= recorded | tables.launches:
+    of_ranks = [*tables.ranks, *(gap for gap in tables.gaps if gap.rank is not None)]
+    if launches >= tables.launches.union(each.launch for each in of_ranks):
         return tables
     chosen = pl.col("launch").is_in(sorted(launches))
     return tables.having(

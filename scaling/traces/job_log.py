@@ -115,12 +115,7 @@ class _Watchdog:
                         f"rank {r} is behind in {group}: it enqueued up to {e} and completed {c}, others {most} and "
                         f"{done}: look at what it did on its host then"
                     )
-        spoke = {
-            *self.timed_out,
-            *self.stuck,
-            *self.raised,
-            *(r for group in self.stands.values() for r in group),
-        }
+        spoke = set[int]().union(self.timed_out, self.stuck, self.raised, *self.stands.values())
         world = max([self.ranks, *(r + 1 for r in spoke)])
         silent = [r for r in range(min(world, RANKS_MAX)) if r not in spoke] if spoke else []
         if silent:

@@ -83,26 +83,16 @@ def levels(
         size = len(parts[0])
         uneven = any(len(part) != size for part in parts)
         if uneven or any(part != tuple(range(part[0], part[0] + size)) for part in parts):
-            sizes = ", ".join(str(len(part)) for part in parts)
-            what = (
-                f"groups of different sizes ({sizes})"
-                if uneven
-                else "devices whose numbers are not consecutive"
-            )
+            what = "devices whose numbers are not consecutive"
+            if uneven:
+                what = f"groups of different sizes ({', '.join(str(len(part)) for part in parts)})"
             left.append(f"{link_class} joins {what}: left out of the levels")
             continue
         if size < 2 or (nearer and size <= nearer[-1].ranks):
             continue
         bit_s, source = nvlinks(layout, nvlink) if place == 0 else rate(names[0])
-        nearer.append(
-            Level(
-                name=CLASSES[place].lower() if place else "nvlink",
-                link_class=link_class,
-                ranks=size,
-                rate_bit_s=bit_s,
-                source=source,
-            )
-        )
+        name = CLASSES[place].lower() if place else "nvlink"
+        nearer.append(Level(name=name, link_class=link_class, ranks=size, rate_bit_s=bit_s, source=source))
     return tuple(nearer), tuple(left)
 
 

@@ -304,9 +304,8 @@ def _possible(table: LogTable) -> set[str]:
     if first.root is not None and first.root >= 0:
         if parts:
             return {"gather", "scatter"}
-        return (
-            {"broadcast"} if first.redop == "none" else {"broadcast", "reduce"}
-        )  # older ones: `sum` for both
+        # Older ones print `sum` for both.
+        return {"broadcast"} if first.redop == "none" else {"broadcast", "reduce"}
     if parts:
         return {"all_gather" if first.redop == "none" else "reduce_scatter", "all_to_all"}
     if first.redop == "none":

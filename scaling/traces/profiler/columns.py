@@ -78,9 +78,7 @@ def merged(begin: Ints, end: Ints) -> Spans:
 def running(*sets: Spans) -> tuple[Ints, Ints, Ints]:
     """(begin, end, code) of every stretch between neighbouring edges; bit k of `code`: set k runs on it."""
     edges = np.concatenate([edge for s in sets for edge in (s.begin, s.end)])
-    signs = np.concatenate(
-        [np.full(len(s), sign) for k, s in enumerate(sets) for sign in (1 << k, -(1 << k))]
-    )
+    signs = np.concatenate([np.full(len(s), sign << k) for k, s in enumerate(sets) for sign in (1, -1)])
     order = np.argsort(edges, kind="stable")
     edges = edges[order]
     return edges[:-1], edges[1:], np.cumsum(signs[order])[:-1]

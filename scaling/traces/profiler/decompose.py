@@ -253,9 +253,8 @@ def _collectives(begin: Ints, end: Ints, sent: list[Sent], unit: Ints, borders: 
         np.maximum.at(last, which, end)
         order = np.argsort(first, kind="stable")  # events are in order of their begin
         begin, end, sent = begin[first][order], last[order], [sent[k] for k in first[order]]
-    return Collectives(
-        begin=begin, end=end, step=np.searchsorted(borders, begin, side="right") - 1, sent=tuple(sent)
-    )
+    step = np.searchsorted(borders, begin, side="right") - 1
+    return Collectives(begin=begin, end=end, step=step, sent=tuple(sent))
 
 
 def _works(host: HostEvents, calls: list[Call], waits: Spans, since: int) -> bool:
@@ -332,10 +331,7 @@ def _stretched(trace: Trace, kind: Ints, sending: Spans) -> dict[tuple[str, int]
     shapes, index = np.unique(gpu.shape[mine], return_inverse=True)
     name = np.zeros(len(shapes), dtype=np.int64)
     name[index] = gpu.name[mine]
-    sums = [
-        np.bincount(index, weights=w).astype(np.int64)
-        for w in (alone, alone * length, shared, shared * length)
-    ]
+    sums = [np.bincount(index, w).astype(np.int64) for w in (alone, alone * length, shared, shared * length)]
     return {
         (trace.names[name[k]], k): tuple(int(s[k]) for s in sums)  # type: ignore[misc]
         for k in np.flatnonzero((sums[0] > 0) & (sums[2] > 0))

@@ -166,15 +166,13 @@ def table(job: TracedRanks, matched: Matched) -> Table:
     ranks = tuple(job.ranks)
     shared = shared_steps([file.parts.labels for file in job.ranks.values()])
     columns: dict[str, list[Floats]] = defaultdict(list)
-    whole = all(np.isfinite(matched.released[r]).all() for r in ranks) and any(
-        len(matched.released[r]) for r in ranks
-    )
+    released = np.concatenate([matched.released[r] for r in ranks])
+    whole = len(released) > 0 and bool(np.isfinite(released).all())
+    least = min(len(file.parts.labels) for file in job.ranks.values())
     for rank, file in job.ranks.items():
         parts = file.parts
         # Without a common step, each rank's first ones are used, as many as all ranks have.
-        at = [parts.labels.index(s) for s in shared] or list(
-            range(min(len(f.parts.labels) for f in job.ranks.values()))
-        )
+        at = [parts.labels.index(s) for s in shared] or list(range(least))
         columns_of_rank = dict(parts.columns)
         if whole:
             columns_of_rank["moved"], columns_of_rank["waited"] = split(

@@ -126,19 +126,15 @@ def match(
     for block in blocks:
         matched = _instances(block, np.array([shift[r] for r in block.ranks]))
         instances += matched
+        at = np.array([instance.released for instance in matched])
         for k, rank in enumerate(block.ranks):
-            released[rank][block.rows[:, k]] = (
-                np.array([instance.released for instance in matched]) - shift[rank]
-            )
+            released[rank][block.rows[:, k]] = at - shift[rank]
     unmatched = tuple(
         f"{count} collectives: waiting cannot be separated from transfer: {why}"
         for why, count in reasons.items()
     )
-    return Matched(
-        instances=tuple(sorted(instances, key=lambda i: (i.step, i.rows))),
-        unmatched=unmatched,
-        released=released,
-    )
+    instances.sort(key=lambda i: (i.step, i.rows))
+    return Matched(instances=tuple(instances), unmatched=unmatched, released=released)
 
 
 def _listed(

@@ -31,7 +31,7 @@ from scaling.traces.profiler.columns import (
 )
 from scaling.traces.profiler.decompose import Parts, decompose
 from scaling.traces.profiler.signs import sent_of
-from scaling.traces.profiler.stream import Args, DamagedError, Other, TraceEvent, TraceStream
+from scaling.traces.profiler.stream import Args, DamagedError, DistributedInfo, Other, TraceEvent, TraceStream
 
 SMALL_BYTES = 4 << 20
 """Smaller sets of files are read in this process, since starting others would take longer."""
@@ -100,49 +100,47 @@ def _read(path: Path) -> RankTrace | UnreadFile:
     named = as_number("".join(by_name[-1])) if by_name else None
     try:
         trace = read_trace(path)
-        _require_ranks(trace, named)
+        who = trace.meta.distributed or DistributedInfo()
+        rank = named if who.rank is None else who.rank
+        _require_ranks(rank, who.world_size)
         parts = decompose(trace)
     except DamagedError as error:
         return UnreadFile(path=path, why=str(error), rank=named)
     except ValueError as error:
         return UnreadFile(path=path, why=f"nothing to analyse: {error}", rank=named)
-    meta, who = trace.meta, trace.meta.distributed
-    rank = who.rank if who is not None and who.rank is not None else named
-    devices = meta.devices or []
-    groups, described = _groups(trace)
+    devices = trace.meta.devices or []
+    groups, described = _groups(who)
     return RankTrace(
         path=path,
         rank=rank,
-        world_size=who.world_size if who is not None else None,
-        backend=who.backend if who is not None else None,
-        host=meta.host_name,
+        world_size=who.world_size,
+        backend=who.backend,
+        host=trace.meta.host_name,
         device_name=str(devices[0].get("name")) if devices else None,
         groups=groups,
         described=described,
         started_us=trace.base_us,
-        base_ns=int(meta.base_ns or 0),
+        base_ns=int(trace.meta.base_ns or 0),
         events=trace.events,
         absurd=trace.absurd,
         odd=trace.odd,
         no_workers=trace.no_workers,
         parts=parts,
-        unseen=parts.device == "cpu" and (trace.enqueues or (who is not None and who.backend == "nccl")),
+        unseen=parts.device == "cpu" and (trace.enqueues or who.backend == "nccl"),
     )
 
 
-def _require_ranks(trace: Trace, named: int | None) -> None:
+def _require_ranks(rank: int | None, world_size: int | None) -> None:
     """DamagedError where the rank or the number of ranks cannot be: the others would be looked for."""
-    who = trace.meta.distributed
-    rank = who.rank if who is not None and who.rank is not None else named
-    for what, value, least in (("rank", rank, 0), ("world_size", who.world_size if who else None, 1)):
+    for what, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
         if value is not None and not least <= value <= RANKS_MAX:
             raise DamagedError(f"its {what} is {value}; {least} to {RANKS_MAX} is expected")
 
 
-def _groups(trace: Trace) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+def _groups(who: DistributedInfo) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Members of the process groups that the trace lists, and what each is for."""
-    who, members, purpose = trace.meta.distributed, {}, {}
-    for group in who.pg_config if who is not None and isinstance(who.pg_config, list) else []:
+    members, purpose = {}, {}
+    for group in who.pg_config if isinstance(who.pg_config, list) else []:
         name, ranks, text = str(group.get("pg_name", "")), group.get("ranks"), group.get("pg_desc")
         if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
             members[name] = tuple(ranks)
@@ -216,14 +214,7 @@ class _Builder:
 
     def _hosts(self, events: list[TraceEvent], *, plain: bool) -> None:
         role = np.fromiter(map(self.roles.__getitem__, map(_NAME, events)), np.int8, len(events))
-        self.host.append(
-            {
-                "role": role,
-                "thread": self._threads(events),
-                "plain": np.full(len(events), plain),
-                **_times(events),
-            }
-        )
+        self.host.append({"role": role, "plain": np.full(len(events), plain), **self._on_host(events)})
         for event in (events[at] for at in np.flatnonzero(role == signs.STEP)):
             self.steps.append((event.name, event.ts, event.ts + event.dur))
         calls = [events[at] for at in np.flatnonzero(role == signs.CALL)]
@@ -235,19 +226,15 @@ class _Builder:
                 end = event.ts + event.dur
                 self.calls.append((self.threads[event.tid], event.ts, end, sent, signs.on_host(event.name)))
 
-    def _threads(self, events: list[TraceEvent]) -> NDArray[np.int32]:
-        return np.fromiter(map(self.threads.__getitem__, map(_TID, events)), np.int32, len(events))
+    def _on_host(self, events: list[TraceEvent]) -> Columns:
+        thread = np.fromiter(map(self.threads.__getitem__, map(_TID, events)), np.int32, len(events))
+        return {"thread": thread, **_times(events)}
 
     def _launches(self, events: list[TraceEvent]) -> None:
         self.launches_kernels |= any("LaunchKernel" in event.name for event in events)
         events, args = self.stream.said(events)
-        self.launch.append(
-            {
-                "correlation": _numbers([a.correlation for a in args]),
-                "thread": self._threads(events),
-                **_times(events),
-            }
-        )
+        correlation = _numbers([a.correlation for a in args])
+        self.launch.append({"correlation": correlation, **self._on_host(events)})
 
     def _kernels(self, events: list[TraceEvent]) -> None:
         events, args = self.stream.said(events)
@@ -288,9 +275,8 @@ def _times(events: list[TraceEvent]) -> Columns:
 
 def _joined(blocks: list[Columns], names: tuple[str, ...]) -> Columns:
     """All batches in one; empties `blocks`."""
-    joined = {
-        name: np.concatenate([b.pop(name) for b in blocks]) if blocks else np.empty(0) for name in names
-    }
+    empty = dict.fromkeys(names, np.empty(0))
+    joined = {name: np.concatenate([b.pop(name) for b in blocks]) for name in names} if blocks else empty
     blocks.clear()
     return joined
 

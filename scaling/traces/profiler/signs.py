@@ -89,9 +89,7 @@ def of_torch(name: str) -> bool:
 def collective_of(name: str) -> str:
     """The collective in a name, as torch calls it; `unknown` where there is none."""
     plain = name.split("(", maxsplit=1)[0]
-    return next(
-        (collective for collective, pattern in _WHICH if re.search(pattern, plain, re.IGNORECASE)), UNKNOWN
-    )
+    return next((kind for kind, pattern in _WHICH if re.search(pattern, plain, re.IGNORECASE)), UNKNOWN)
 
 
 def annotated(name: str) -> bool:
@@ -180,9 +178,8 @@ def launched(trace: Trace) -> tuple[Ints, Ints]:
     if not len(ids):
         return np.full(len(wanted), -1), np.full(len(wanted), -1)
     at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    begin, thread = (
-        np.where(ids[at] == wanted, trace.launches[name][at], -1) for name in ("begin", "thread")
-    )
+    known = ids[at] == wanted
+    begin, thread = (np.where(known, trace.launches[name][at], -1) for name in ("begin", "thread"))
     return begin, thread
 
 

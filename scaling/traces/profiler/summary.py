@@ -85,22 +85,14 @@ def _causes(
     sized = [c for c in traced.collectives if c.bytes]
     small = sum(c.transfer_us.value * c.count for c in sized if (c.bytes or 0) < LARGE_BYTES)
     whole = sum(c.transfer_us.value * c.count for c in sized)
-    if parts.exposed_transfer is not None:
+    if (moved := parts.exposed_transfer) is not None:
         share = small / whole if whole else 0.0
-        waits = f"{parts.exposed_transfer.value:.3g} of {step.value:.3g} ms wait for data on the link"
+        waits = f"{moved.value:.3g} of {step.value:.3g} ms wait for data on the link"
         below = f"{share:.0%} of the transfer is in messages below 256 KiB"
         code = "DistributedDataParallel(model, bucket_cap_mb=100)"
-        add(
-            "link_latency",
-            parts.exposed_transfer * share,
-            waits,
-            below,
-            overrides="ddp.bucket_cap_mb=100",
-            code=code,
-        )
+        add("link_latency", moved * share, waits, below, overrides="ddp.bucket_cap_mb=100", code=code)
         code = "reduce gradients every other batch: `with ddp.no_sync():` around the others"
-        rest = parts.exposed_transfer * (1 - share)
-        add("link_bandwidth", rest, waits, below, overrides="accumulation_steps=2", code=code)
+        add("link_bandwidth", moved * (1 - share), waits, below, overrides="accumulation_steps=2", code=code)
     elif point.world_size > 1 and traced.ranks:
         exposed = mean_of([r.exposed_ms for r in traced.ranks])
         waits = f"{exposed.value:.3g} of {step.value:.3g} ms wait for communication"
