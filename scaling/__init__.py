@@ -35,26 +35,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Analysis": "scaling.analysis.results",
-    "Comparison": "scaling.analysis.results",
-    "InputError": "scaling.errors",
-    "Measured": "scaling.analysis.results",
-    "Probe": "scaling.worker.probe.probe",
-    "Run": "scaling.cli.loaded",
-    "ScalingError": "scaling.errors",
-    "Workload": "scaling.worker.data.workload",
-    "compare": "scaling.cli.api",
-    "load": "scaling.cli.loaded",
-    "predict": "scaling.cli.api",
+    "scaling.analysis.results": ("Analysis", "Comparison", "Measured"),
+    "scaling.cli.api": ("compare", "predict"),
+    "scaling.cli.loaded": ("Run", "load"),
+    "scaling.errors": ("InputError", "ScalingError"),
+    "scaling.worker.data.workload": ("Workload",),
+    "scaling.worker.probe.probe": ("Probe",),
 }
-"""A public name, and the module that defines it."""
+"""A module, and the public names that it defines."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'scaling' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'scaling' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

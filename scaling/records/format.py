@@ -13,11 +13,6 @@ A rank file holds, in this order,
 Every line but a step's ends in a checksum (records.encoding). A block line lands after its steps, so a block without
 one was cut off and is not used. Keys whose value is the default are left out. Stamps are CLOCK_MONOTONIC_RAW of the
 rank's own host, in ns; 0 means "not taken". The harness's own loop and a user's loop (Probe) leave the same records.
-
-Versions, of which the last one alone is read:
-
-    1   a line for each step, no checksums, no end line
-    2   packed steps, checksums, an end line that counts the blocks
 """
 
 from __future__ import annotations

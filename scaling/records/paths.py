@@ -74,7 +74,6 @@ class RunFolder(_Folder):
     timeline = _File("timeline.json")
     """Typical steps in Chrome's trace format."""
     report_html = _File("report.html")
-    """The report as one page."""
     report_txt = _File("report.txt")
     """The report as the terminal shows it."""
     report_md = _File("report.md")
@@ -83,7 +82,6 @@ class RunFolder(_Folder):
     comparison = _File("comparison.json")
     """Comparison of the runs in this folder (a multirun's)."""
     comparison_html = _File("comparison.html")
-    """The comparison as one page."""
     comparison_md = _File("comparison.md")
     """The comparison for a pull request."""
     baseline = _File("baseline.json")
@@ -91,7 +89,6 @@ class RunFolder(_Folder):
     study = _File("study.json")
     """A scaling study of the runs below this folder, or of runs elsewhere."""
     study_html = _File("study.html")
-    """The study as one page."""
     started = _File("launch.json")
     """What `scaling launch` started, and how each launch ended."""
     doctor = _File("doctor.json")

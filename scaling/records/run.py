@@ -35,7 +35,6 @@ from scaling.settings.plan import SCHEMA as PLAN_SCHEMA
 from scaling.settings.topology import Topology
 
 STATUS_SCHEMA = 2
-"""1: no record of single launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +113,12 @@ def left(plan: Plan, launches: Sequence[LaunchStatus], since: int = 0) -> tuple[
 def status_of(plan: Plan, launches: Sequence[LaunchStatus]) -> Status:
     """All of status.json. A run is done when all is that was to be measured, else it is as the first other trial."""
     trials = tuple(_trial(t.world_size, plan, launches) for t in plan.trials)
-    cut = bool(launches) and launches[-1].state in ("running", "interrupted")
+    state = next((t.status for t in trials if t.status not in SETTLED), "done")
+    if launches and launches[-1].state in ("running", "interrupted"):
+        state = launches[-1].state
     return Status(
         schema=STATUS_SCHEMA,
-        state=launches[-1].state
-        if cut
-        else next((t.status for t in trials if t.status not in SETTLED), "done"),
+        state=state,
         started=plan.created,
         duration_s=round(sum(launch.duration_s for launch in launches), 1),
         launches=tuple(launches),

@@ -7,11 +7,8 @@ published.
 
 Only whole blocks count; what is cut off or missing is reported, never filled in. Absolute stamps come out on rank 0's
 clock (records.rank_file). While tables are made and analysed, their files lie in a temporary folder, in the run's where
-that can be written to. There each file's folder names its part, so that a selection opens few files.
-
-Versions of the tables, kept in each file's metadata (not checked on reading):
-
-    1   the only one so far
+that can be written to. There each file's folder names its part, so that a selection opens few files. Each file's
+metadata has the version of the tables, which is not checked on reading.
 
 Rows are read a selection at once, or a few whole rounds at a time. The columns follow records.format: a field that is
 added there is a column here.
@@ -208,7 +205,6 @@ class Tables:
     """Blocks that are missing, or were left out on all ranks because what they say cannot be."""
     parts: tuple[Part, ...] = ()
     block_files: tuple[Path, ...] = ()
-    """Files of `blocks`."""
     scratch: TemporaryDirectory[str] | None = None
     """Where the files lie; None where all rows are in memory."""
 

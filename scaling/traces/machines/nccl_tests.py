@@ -119,14 +119,14 @@ def _note(tables: list[LogTable], line: str, comment: str) -> None:
     now.titled |= "out-of-place" in comment
     if command:
         now.collective, now.how = _NAMES.get(command[1], command[1]), "its command"
-    if (not comment or "SBATCH" in comment) and (facts := launched(line)):
-        now.launch = now.launch | facts
+    facts = launched(line) if not comment or "SBATCH" in comment else {}
     if settings := _SETTINGS.match(comment):
-        now.launch = now.launch | {"ranks_per_process": int(settings[1]) * int(settings[2])}
+        facts["ranks_per_process"] = int(settings[1]) * int(settings[2])
     if group := _INFO_GROUP.search(line):
-        now.launch = now.launch | {"nccl_ranks": int(group[1]), "nccl_hosts": int(group[2])}
+        facts |= {"nccl_ranks": int(group[1]), "nccl_hosts": int(group[2])}
     if cards := _CARDS.search(line):
-        now.launch = now.launch | {"cards": cards[1].count(",") + 1}
+        facts["cards"] = cards[1].count(",") + 1
+    now.launch = now.launch | facts
     now.crosses_hosts |= "NCCL INFO" in line and " via NET/" in line
     if label and not now.rows:
         now.label_hosts = int(label[1])

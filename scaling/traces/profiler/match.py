@@ -202,15 +202,11 @@ def _block(
         size = sizes.pop() if len(sizes) == 1 else None
         sent.append((ranks[expected[0]].sent[place[0]].collective, size))
     rows = np.array(places)
-    return _Block(
-        step=step,
-        group=group,
-        ranks=expected,
-        sent=sent,
-        rows=rows,
-        begin=np.stack([ranks[r].begin[rows[:, k]] for k, r in enumerate(expected)], axis=1),
-        end=np.stack([ranks[r].end[rows[:, k]] for k, r in enumerate(expected)], axis=1),
+    begin, end = (
+        np.stack([getattr(ranks[r], name)[rows[:, k]] for k, r in enumerate(expected)], axis=1)
+        for name in ("begin", "end")
     )
+    return _Block(step=step, group=group, ranks=expected, sent=sent, rows=rows, begin=begin, end=end)
 
 
 def _shifts(blocks: list[_Block], clocks: Mapping[int, RankClock]) -> dict[int, int]:
