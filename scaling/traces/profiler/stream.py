@@ -170,32 +170,27 @@ class TraceStream:
             pending = pending.lstrip(_BETWEEN)  # after a cut the comma is still there
             piece = more if pending else more.lstrip(_BETWEEN)
             cut = _last_border(piece)
-            if (
-                cut is None or len(pending) < 2 * tried
-            ):  # a long event is looked through a few times, not at each piece
+            whole = True
+            # A long event is looked through a few times, not at each piece.
+            if cut is None or len(pending) < 2 * tried:
                 pending += piece
             else:
                 try:
                     batch = _EVENTS.decode(b"".join((b"[", pending, memoryview(piece)[:cut], b"]")))
                 except _NO_EVENTS:
-                    pending += piece
-                    cut, closed = _exact(pending)
-                    if closed:
-                        break
-                    yield self._patient(pending[:cut])
-                    pending = pending[cut:]
-                    tried = 0 if cut else len(pending)
+                    pending, whole = pending + piece, False
                 else:
                     yield batch
                     pending, tried = piece[cut:], 0
-            if len(pending) > EVENT_MAX:
+            if not whole or len(pending) > EVENT_MAX:
                 cut, closed = _exact(pending)
                 if closed:
                     break
-                if not cut:
+                if len(pending) - cut > EVENT_MAX:
                     raise DamagedError(f"one event is longer than {EVENT_MAX >> 20} MiB")
                 yield self._patient(pending[:cut])
-                pending, tried = pending[cut:], 0
+                pending = pending[cut:]
+                tried = 0 if cut else len(pending)
         tail = [pending]
         length = len(pending)
         for piece in unread:
