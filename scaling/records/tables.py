@@ -241,14 +241,12 @@ def write_part(frames: Mapping[str, pl.DataFrame], folder: Path, *numbers: int) 
 
 def scan_parts(parts: Iterable[Part], folder: Path) -> dict[str, Frame]:
     """The step tables of all parts."""
-    present, named = {name for part in parts for name in part.files}, {PART: pl.String}
-    # Folders around it may have names that look like patterns or columns.
-    return {
-        name: pl.scan_parquet(folder / name, glob=False, hive_partitioning=True, hive_schema=named)
-        if name in present
-        else pl.LazyFrame(schema=SCHEMAS[name] | named)
-        for name in STEP_TABLES
-    }
+    named = {PART: pl.String}
+    frames = {name: pl.LazyFrame(schema=SCHEMAS[name] | named) for name in STEP_TABLES}
+    for name in {name for part in parts for name in part.files}:
+        # Folders around it may have names that look like patterns or columns.
+        frames[name] = pl.scan_parquet(folder / name, glob=False, hive_partitioning=True, hive_schema=named)
+    return frames
 
 
 def write_rows(frames: Iterable[pl.DataFrame], name: str, folder: Path) -> tuple[Path, ...]:
