@@ -13,10 +13,8 @@ SCHEMA = 1
 DOCTOR = "doctor"
 """The plan's task where the ranks check themselves instead of training."""
 
-MATMUL = "matmul_"
+MATMUL, CONVOLUTION = "matmul_", "convolution_"
 """Followed by the number format: fp64, fp32, tf32, bf16, fp16."""
-CONVOLUTION = "convolution_"
-"""Likewise."""
 DATA_SHEET = "data_sheet_"
 """Likewise; nothing that a rank measured, but a ceiling among the others in a result."""
 COPY = "copy"

@@ -60,14 +60,8 @@ class _Rows:
         return owner, {"step": step, **dict(zip(names, values, strict=True))}
 
 
-class _Shape(NamedTuple):
-    """What steps have in common that can be unpacked together: see records.format.PackedRecord."""
-
-    first: int
-    steps: int
-    stamps: int
-    calls: int
-    width: int
+_Shape = tuple[int, int, int, int, int]
+"""What steps have in common that can be unpacked together: i, n, s, c and w of records.format.PackedRecord."""
 
 
 class Gathered:
@@ -111,7 +105,7 @@ def gather(number: int, rows: Ints, texts: Sequence[bytes], shifts: Sequence[Shi
                 if record.b != number:
                     into.lost += record.n
                 elif (numbers := _unpacked(record)) is not None:
-                    shape = _Shape(record.i, record.n, record.s, record.c, record.w)
+                    shape = record.i, record.n, record.s, record.c, record.w
                     alike[shape].append((row, shift, numbers))
             elif isinstance(record, Block) and record.parameters:
                 each = np.array(record.parameters, dtype=np.int64)

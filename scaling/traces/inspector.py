@@ -141,8 +141,7 @@ class _Inspected:
         """Records of sends and receives, which are counted only."""
         records, left_out, problems = _read(paths)
         self.notes = [*problems, *self._add(records, left_out)]
-        timed = (key for key, times in self.sized.items() if any(times.values()))
-        self.rows = sorted(map(self._row, timed), key=lambda r: -r.time_us.value * r.count)
+        self.rows = sorted(map(self._row, self.sized), key=lambda r: -r.time_us.value * r.count)
 
     def _add(self, records: list[_Record], left_out: Counter[str]) -> Iterator[str]:
         """Sort the records by size; what is odd about them, in words."""
@@ -151,7 +150,7 @@ class _Inspected:
             world[record.header.id][record.header.n_ranks] += 1
         named = {record.header.id: record.header.comm_name for record in records}
         alike = Counter(named.values())  # all groups along one axis of a mesh may have one name
-        sizes: dict[tuple[str, str, int], dict[int, int]] = defaultdict(dict)
+        by_number: dict[tuple[str, str, int], dict[int, tuple[int, float]]] = defaultdict(dict)
         contradicting = again = 0
         for record in records:
             who, timed = record.header, record.coll_perf
@@ -172,18 +171,18 @@ class _Inspected:
             kind = collective_of(timed.coll)
             nbytes = timed.coll_msg_size_bytes * (who.n_ranks if kind in SHARES else 1)
             contradicting += timed.contradicts(nbytes)
-            before = sizes[who.id, kind, timed.coll_sn].get(who.rank)
-            if before is not None:
-                again += 1
-                del self.sized[who.id, kind, before][timed.coll_sn][who.rank]
-            sizes[who.id, kind, timed.coll_sn][who.rank] = nbytes
-            self.sized[who.id, kind, nbytes][timed.coll_sn][who.rank] = timed.coll_exec_time_us
+            by_rank = by_number[who.id, kind, timed.coll_sn]
+            again += who.rank in by_rank
+            by_rank[who.rank] = nbytes, timed.coll_exec_time_us
+        for (comm_id, kind, number), by_rank in by_number.items():
+            for rank, (nbytes, us) in by_rank.items():
+                self.sized[comm_id, kind, nbytes][number][rank] = us
         yield from (f"{count} records {why}; they are left out" for why, count in left_out.items())
         if contradicting:
             yield f"{contradicting} records state a bandwidth that is not their size over their time; the time is used"
         if again:
             yield f"{again} records repeat the number of an earlier one of their rank; the last is used"
-        ragged = sum(len(set(by_rank.values())) > 1 for by_rank in sizes.values())
+        ragged = sum(len({size for size, _ in by_rank.values()}) > 1 for by_rank in by_number.values())
         if ragged:
             yield f"{ragged} collectives have other sizes on some ranks; their skew is not known"
         for comm in self.communicators.values():
@@ -195,7 +194,7 @@ class _Inspected:
 
     def _row(self, key: tuple[str, str, int]) -> SizeRow:
         comm, kind, nbytes = self.communicators[key[0]], key[1], key[2]
-        timed = [by_rank for by_rank in self.sized[key].values() if by_rank]
+        timed = list(self.sized[key].values())
         whole = [by_rank for by_rank in timed if len(by_rank) == comm.ranks]
         used = [np.array(list(by_rank.values())) for by_rank in whole or timed]  # of some, it holds waiting
         transfer = mean(float(us.min()) for us in used)
