@@ -80,16 +80,15 @@ class Gathered:
             names = STEP_FIELDS[PLAIN_WIDTH:]
             steps = steps.with_columns(pl.when(pl.lit(pl.Series(~plain))).then(pl.col(names)))
         steps = steps.with_columns(tokens=pl.when(pl.col("tokens") >= 0).then("tokens"))
-        owner, columns = self.collectives.columns(COLLECTIVE_FIELDS)
-        swept = (keys["arm"] == FABRIC).to_numpy()[owner]
-        tables = {"steps": steps}
-        for name, chosen in (("buckets", ~swept), ("fabric", swept)):
-            every = bool(chosen.all())
-            kept = columns if every else {column: values[chosen] for column, values in columns.items()}
-            tables[name] = _rows(keys, owner if every else owner[chosen], kept, name)
+        buckets = _rows(keys, *self.collectives.columns(COLLECTIVE_FIELDS), "buckets")
+        swept = buckets["arm"] == FABRIC
+        fabric = buckets.filter(swept)
+        if fabric.height:
+            buckets = buckets.filter(~swept)
         owner, columns = self.parameters.columns(("bytes", "ready_ns"))
         columns["index"] = columns.pop("step")
-        return {**tables, "parameters": _rows(keys, owner, columns, "parameters")}
+        parameters = _rows(keys, owner, columns, "parameters")
+        return {"steps": steps, "buckets": buckets, "fabric": fabric, "parameters": parameters}
 
 
 def gather(number: int, rows: Ints, texts: Sequence[bytes], shifts: Sequence[Shift], into: Gathered) -> None:
