@@ -133,10 +133,10 @@ def _joined(several: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataF
 
 def _intern(files: Iterable[RankFile]) -> None:
     """Every rank of a group names all its ranks: let all have one tuple of them in memory."""
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    interned: dict[tuple[int, ...], tuple[int, ...]] = {}
     for file in files:
         for key, ranks in file.groups.items():
-            file.groups[key] = known.setdefault(ranks, ranks)
+            file.groups[key] = interned.setdefault(ranks, ranks)
 
 
 def lacks(file: RankFile, done: Collection[int]) -> list[str]:

@@ -178,8 +178,8 @@ def launched(trace: Trace) -> tuple[Ints, Ints]:
     if not len(ids):
         return np.full(len(wanted), -1), np.full(len(wanted), -1)
     at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    known = ids[at] == wanted
-    begin, thread = (np.where(known, trace.launches[name][at], -1) for name in ("begin", "thread"))
+    matches = ids[at] == wanted
+    begin, thread = (np.where(matches, trace.launches[name][at], -1) for name in ("begin", "thread"))
     return begin, thread
 
 
