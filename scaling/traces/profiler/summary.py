@@ -55,26 +55,21 @@ def verdicts(point: Point, traced: Traced, job: TracedRanks) -> tuple[Verdict, .
     if job.unseen:
         return (undecided(point.world_size, f"{ranks_text(job.unseen)}: {UNSEEN}"),)
     no_workers = any(file.no_workers for file in job.ranks.values())
-    causes = [
-        named(cause, point, share, evidence, remedies)
-        for cause, share, evidence, remedies in _causes(point, traced, step, no_workers=no_workers)
-        if share.value > NOTABLE and share.least > 0
-    ]
+    causes = _causes(point, traced, step, no_workers=no_workers)
     if causes:
         return tuple(sorted(causes, key=lambda v: -(v.share.value if v.share else 0)))
     why = "no part of the step but compute takes more than 3 % of it"
     return (undecided(point.world_size, why, confidence="medium"),)
 
 
-def _causes(
-    point: Point, traced: Traced, step: Measured, *, no_workers: bool
-) -> list[tuple[str, Measured, tuple[str, ...], tuple[Remedy, ...]]]:
-    causes = []
+def _causes(point: Point, traced: Traced, step: Measured, *, no_workers: bool) -> list[Verdict]:
+    causes: list[Verdict] = []
 
     def add(cause: str, ms: Measured | None, *evidence: str, overrides: str = "", code: str = "") -> None:
-        if ms is not None:
-            remedies = [Remedy(overrides=overrides, code=code)] if code else []
-            causes.append((cause, ms * (1 / step.value), evidence, tuple(remedies)))
+        share = None if ms is None else ms * (1 / step.value)
+        if share is not None and share.value > NOTABLE and share.least > 0:
+            remedies = (Remedy(overrides=overrides, code=code),) if code else ()
+            causes.append(named(cause, point, share, evidence, remedies))
 
     parts, late = point.parts_ms, point.straggler
     if late is not None:
