@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -126,34 +127,28 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
     reduces = [i for i in shown if i.collective == "all_reduce" and i.bytes]
     if not reduces:
         return None
-    by_step: dict[int, list[int]] = defaultdict(list)
-    for index, reduced in enumerate(reduces):
-        by_step[reduced.step].append(index)
-    per_step = list(by_step.values())
-    alike = len({tuple(reduces[i].bytes for i in row) for row in per_step}) == 1
+    per_step = [list(row) for _, row in itertools.groupby(reduces, lambda i: i.step)]  # they are in order
+    alike = len({tuple(i.bytes for i in row) for row in per_step}) == 1
     busbw, hidden = [], []
     for row in per_step:
-        moved = _busy_ns([reduces[i] for i in row], table.ranks)
+        moved = _busy_ns(row, table.ranks)
         if moved:  # groups without a common rank share no link, so the rate is that of a rank
             # An all-reduce moves n times the factor 2 (n-1)/n of its bytes over the links of its ranks together.
-            over_links = sum(2.0 * (len(reduces[i].ranks) - 1) * (reduces[i].bytes or 0) for i in row)
+            over_links = sum(2.0 * (len(i.ranks) - 1) * (i.bytes or 0) for i in row)
             busbw.append(over_links * 8 / moved)
     if "moved" in table.columns:
-        in_step: dict[int, list[Instance]] = defaultdict(list)
-        for instance in shown:
-            in_step[instance.step].append(instance)
-        for k in range(steps):
-            ms = _busy_ns(in_step[k], table.ranks) / 1e6
+        for k, row in itertools.groupby(shown, lambda i: i.step):
+            ms = _busy_ns(list(row), table.ranks) / 1e6
             if ms:
                 hidden.append(1 - min(float(table.columns["moved"][:, k].sum()) / ms, 1.0))
     buckets = tuple(
         Bucket(
-            bytes=reduces[per_step[0][k]].bytes or 0,
+            bytes=same[0].bytes or 0,
             ready_ms=None,
-            transfer_ms=measured(reduces[row[k]].transfer / 1e6 for row in per_step),
-            skew_ms=measured(float(reduces[row[k]].wait.mean()) / 1e6 for row in per_step),
+            transfer_ms=measured(i.transfer / 1e6 for i in same),
+            skew_ms=measured(float(i.wait.mean()) / 1e6 for i in same),
         )
-        for k in range(len(per_step[0]) if alike else 0)
+        for same in (zip(*per_step, strict=True) if alike else ())
     )
     total = sum((i.bytes or 0) * len(i.ranks) for i in reduces)
     return Comm(
