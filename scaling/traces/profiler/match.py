@@ -54,7 +54,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """All instances that were found on every rank, and why others were not."""
+    """All instances that were found on every rank, in the order of their steps, and why others were not."""
 
     instances: tuple[Instance, ...]
     unmatched: tuple[str, ...]
