@@ -57,11 +57,17 @@ _NAMES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v", "sendrecv": "se
 
 def parse_log(text: str, where: str) -> tuple[LogTable, ...]:
     """Every table of a log; InputError when there is none."""
-    if text.lstrip()[:1] == "{":
-        table = _from_json(text, where)
+    tables = [_from_json(text, where)] if text.lstrip()[:1] == "{" else _from_text(text)
+    filled = tuple(table for table in tables if table.rows)
+    if not filled:
+        raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
+    for table in filled:
         table.complete(where)
-        return (table,)
-    tables: list[LogTable] = [LogTable()]
+    return filled
+
+
+def _from_text(text: str) -> list[LogTable]:
+    tables = [LogTable()]
     per_iteration = False
     for line in _whole_lines(text):
         row = _ROW.search(_STAMP.sub("", line.rstrip(" \t|")))
@@ -78,12 +84,7 @@ def parse_log(text: str, where: str) -> tuple[LogTable, ...]:
             tables[-1].average_gb_s = _number(next(iter(comment.partition(":")[2].split()), ""))
         elif "test concluded" not in line:
             _note(tables, line, comment)
-    filled = tuple(table for table in tables if table.rows)
-    if not filled:
-        raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
-    for table in filled:
-        table.complete(where)
-    return filled
+    return tables
 
 
 def _whole_lines(text: str) -> Iterator[str]:
@@ -237,8 +238,6 @@ def _from_json(text: str, where: str) -> LogTable:
         raise InputError(
             f"{where}: not the whole of what -J of nccl-tests writes ({type(error).__name__}: {error}); {EXPECTED}"
         ) from error
-    if not real:
-        raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
     command = _COMMAND.search(words[0]) if words else None
     table = LogTable(devices=devices, rows=real, launch={"ranks_per_process": per_process})
     table.cut = [NO_NUMBER.format(format_bytes(r.bytes), r.mode) for r in rows if r not in real]
