@@ -39,7 +39,7 @@ def _decoded(kind: type[T], **options: Any) -> type[T]:
     given: list[Any] = []
     for each in fields(kind):
         defaults = {"default": each.default, "default_factory": each.default_factory}
-        default = {key: value for key, value in defaults.items() if value is not MISSING}
+        default: Any = {key: value for key, value in defaults.items() if value is not MISSING}
         given.append((each.name, hints[each.name], msgspec.field(**default)))
     struct = msgspec.defstruct(kind.__name__, given, tag_field="t", tag=kind.TAG, kw_only=True, **options)
     return cast("type[T]", struct)

@@ -305,7 +305,7 @@ def _read(path: Path) -> pl.DataFrame:
 
 def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     """The records of some launches; the same object if these are all of them."""
-    of_ranks = [*tables.ranks, *(gap for gap in tables.gaps if gap.rank is not None)]
+    of_ranks: list[RankFile | Gap] = [*tables.ranks, *(gap for gap in tables.gaps if gap.rank is not None)]
     if launches >= tables.launches.union(each.launch for each in of_ranks):
         return tables
     chosen = pl.col("launch").is_in(sorted(launches))

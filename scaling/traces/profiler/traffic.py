@@ -137,8 +137,8 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
             over_links = sum(2.0 * (len(i.ranks) - 1) * (i.bytes or 0) for i in row)
             busbw.append(over_links * 8 / moved)
     if "moved" in table.columns:
-        for k, row in itertools.groupby(shown, lambda i: i.step):
-            ms = _busy_ns(list(row), table.ranks) / 1e6
+        for k, instances in itertools.groupby(shown, lambda i: i.step):
+            ms = _busy_ns(list(instances), table.ranks) / 1e6
             if ms:
                 hidden.append(1 - min(float(table.columns["moved"][:, k].sum()) / ms, 1.0))
     buckets = tuple(
