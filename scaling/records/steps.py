@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from scaling.reading import INT_MAX, open_file
 from scaling.records.decode import PLAIN_WIDTH, Block, Packed, decode_records
 from scaling.records.encoding import unpacked_bytes
 from scaling.records.format import (
@@ -236,7 +237,7 @@ def _texts(files: Mapping[int, Stored], blocks: pl.DataFrame) -> list[bytes]:
     texts = [b""] * blocks.height
     for path, lines in spans.items():
         first, last = min(begin for _, begin, _ in lines), max(end for *_, end in lines)
-        with path.open("rb") as file:
+        with open_file(path, INT_MAX) as file:
             file.seek(first)
             piece = file.read(last - first)
         for row, begin, end in lines:
