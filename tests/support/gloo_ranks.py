@@ -7,12 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import scaling
 
 ROOT = Path(scaling.__file__).parents[1]
+PATHS = os.pathsep.join((str(ROOT), str(Path(__file__).parents[1])))
+"""Where a script finds the project, and what stands here."""
 TIMEOUT_S = 300
 
 
@@ -26,7 +30,7 @@ def run_ranks(
     script: Path, count: int, store: Path | str, *arguments: object, timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
     """`script RANK STORE ARGUMENTS...` on `count` ranks. Returns each rank's last line, which has to be JSON."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(store), *map(str, arguments)],
@@ -45,3 +49,19 @@ def run_ranks(
     for process, (_, errors) in zip(ranks, ended, strict=True):
         assert process.returncode == 0, errors
     return [json.loads(out.splitlines()[-1]) for out, _ in ended]
+
+
+def as_rank(work: Callable[..., Any], *, world_size: int = 2, timeout_s: int = 60) -> None:
+    """In such a script: meet the other ranks, and print as JSON what `work(rank, *arguments)` returns."""
+    import torch
+    import torch.distributed as dist
+
+    rank, store, *arguments = sys.argv[1:]
+    torch.set_num_threads(1)
+    meet = store if "://" in store else f"file://{store}"
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", init_method=meet, rank=int(rank), world_size=world_size, timeout=timeout)
+    answer = work(int(rank), *arguments)
+    dist.barrier()  # a rank that is still at work may wait for one whose pipe is full
+    dist.destroy_process_group()
+    print(json.dumps(answer))

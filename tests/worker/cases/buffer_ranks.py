@@ -6,12 +6,12 @@ what each common step after that took, ns, as one JSON line.
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 
 from scaling.config.compose import requests
 from scaling.settings.cases import Case, Variant
@@ -54,11 +54,9 @@ def alone(runner: Training, case: Case, rank: int, words: dist.Store, word: str)
     return fits
 
 
-def main(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=TIMEOUT)
+def main(rank: int) -> dict[str, list]:
     groups = make_groups({2: [(0, 1)]}, rank=rank, world=2, backend="gloo", timeout=TIMEOUT)
-    words = dist.FileStore(f"{store}-words", 2)
+    words = dist.FileStore(f"{sys.argv[2]}-words", 2)
 
     def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         if rank == 1 and n >= NO_BATCH:
@@ -86,10 +84,8 @@ def main(rank: int, store: str) -> None:
                 took_ns.append(now_ns() - begin)
                 runner.drop()
     runner.close()
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps({"fits": fits, "took_ns": took_ns}))
+    return {"fits": fits, "took_ns": took_ns}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    as_rank(main, timeout_s=20)

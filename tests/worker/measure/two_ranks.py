@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import StepRow
@@ -94,11 +93,7 @@ def buffered(rank, group, inputs):
     }
 
 
-def main(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+def main(rank: int) -> dict:
     groups = make_groups(
         {1: [(0,)], 2: [(0, 1)]}, rank=rank, world=2, backend="gloo", timeout=timedelta(seconds=60)
     )
@@ -153,10 +148,8 @@ def main(rank: int, store: str) -> None:
     exchange.reserve(4096)
     result["exchange"] = exchange.run(groups[2], [Message(0, 1024), Message(0, 4096)])
     result["collectives"] = exchange.run(groups[2], [Message(kind, 4096) for kind in range(4)])
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    as_rank(main)

@@ -5,13 +5,12 @@ With BYTES only how long those of that size take, s.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 
 from scaling.settings.run import KINDS
 from scaling.worker.accelerator.clock import HostClock
@@ -132,16 +131,10 @@ def overlapped(whole, part):
     return ended[0] - begin, end - ended[0]
 
 
-def main(rank: int, store: str, world: int, size: int = 0) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout
-    )
+def main(rank: int, world: str, size: str = "") -> dict:
+    world = int(world)
     if size:
-        print(json.dumps(timed(world, size)))
-        dist.destroy_process_group()
-        return
+        return timed(world, int(size))
     found = {}
     # Of more than two ranks, also pairs whose places in the group are not their ranks.
     halves = [tuple(range(first, world, world // 2)) for first in range(world // 2)] if world > 2 else []
@@ -164,10 +157,8 @@ def main(rank: int, store: str, world: int, size: int = 0) -> None:
             "at_once": at_once(group, ranks, place),
             **noted(group, len(ranks), place),
         }
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
+    as_rank(main, world_size=int(sys.argv[3]))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.worker.accelerator.accelerator import Cpu
@@ -62,19 +60,12 @@ def compare(hook, group, rank):
     }
 
 
-def main(rank: int, store: str, hooks: list[str]) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
-    )
+def main(rank: int, *hooks: str) -> dict:
     parts = {WORLD: [tuple(range(WORLD))]}
+    timeout = timedelta(seconds=60)
     group = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)[WORLD].data
-    found = {hook: compare(hook, group, rank) for hook in hooks}
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    return {hook: compare(hook, group, rank) for hook in hooks}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    as_rank(main, world_size=WORLD)

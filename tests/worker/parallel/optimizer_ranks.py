@@ -7,12 +7,11 @@ default. What a strategy gives them is then the same: so both forms, and the fus
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch import nn
 
 from scaling.config.compose import requests
@@ -131,10 +130,7 @@ def groups_of(spec, rank):
     return make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timedelta(seconds=60))
 
 
-if __name__ == "__main__":
-    rank, store = int(sys.argv[1]), dist.FileStore(sys.argv[2], WORLD)
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD, store=store, timeout=timedelta(seconds=120))
-    torch.set_num_threads(1)
+def main(rank: int, _world: str) -> list[dict]:
     found, in_fp16, halved = {}, {}, {}
     for name in STRATEGIES:
         groups = groups_of(spec_of(name, fused=False), rank)
@@ -144,5 +140,8 @@ if __name__ == "__main__":
         if "tp" in name:
             halved[name] = overflow(name, rank, groups)
         in_fp16[name] = [losses(name, adamw, form, groups, "fp16") for form in FORMS]
-    dist.destroy_process_group()
-    print(json.dumps([found, in_fp16, halved]))
+    return [found, in_fp16, halved]
+
+
+if __name__ == "__main__":
+    as_rank(main, world_size=WORLD, timeout_s=120)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
@@ -238,26 +238,19 @@ def in_fp16(rank, groups):
     return found
 
 
-def main(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
-    )
+def main(rank: int, _world: str) -> dict:
     names = [name for name in CASES if name != "fsdp compiled"] if WORLD > 2 else list(OF_TWO)
     of_axes = CASES["hsdp" if "hsdp" in names else "fsdp"]
     (request,) = requests("run", ["topology=local", f"topology.ranks_per_host={WORLD}", *of_axes]).items
     mesh = request.spec.parallel.mesh(WORLD)
     parts = {WORLD: [tuple(range(WORLD))]} | {mesh.keys()[axis]: of for axis, of in mesh.axes().items()}
-    groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)
+    groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timedelta(seconds=60))
     truth = by_hand()
     found = {name: compare(CASES[name], rank, groups, truth) for name in names}
     if "hsdp" in names:
         found["fp16"] = in_fp16(rank, groups)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    as_rank(main, world_size=WORLD)

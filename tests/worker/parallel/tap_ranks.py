@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from datetime import timedelta
-
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -94,12 +91,7 @@ def by_hand(tap):
     return told(tap.take())
 
 
-def main(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
-    )
+def main(rank: int) -> dict:
     tap, found = Tap(HostClock()), {}
     for make in (ddp, buffers, fsdp):
         plain, _ = trained(make, rank, None)
@@ -112,10 +104,8 @@ def main(rank: int, store: str) -> None:
     dist.all_reduce(torch.ones(1))
     found["after"] = len(tap.take())
     found["left"] = "BackendSelect" in torch._C._dispatch_dump("c10d::allreduce_")
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    as_rank(main)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import sys
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -24,7 +23,7 @@ from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
 from scaling.worker.parallel.tensor import FusedAttention
 
-STEPS, SAMPLES = 2, 2
+WORLD, STEPS, SAMPLES = int(sys.argv[3]), 2, 2
 PARTS = ("query", "key", "value")
 ASKED = ["model=mlp", "topology=local", "topology.ranks_per_host=4", "topology.device=cpu"]
 TOKENS = "parallel.sequence=true"
@@ -215,12 +214,8 @@ def compare(name, overrides, rank, world, groups, way=""):
     return found
 
 
-def main(rank: int, store: str, world: int) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout
-    )
+def main(rank: int, _world: str) -> dict:
+    world, timeout = WORLD, timedelta(seconds=60)
     parts = {world: [tuple(range(world))]}
     for overrides in MESHES[world].values():
         (request,) = requests("run", [*ASKED, f"world_sizes=[{world}]", *overrides]).items
@@ -233,10 +228,8 @@ def main(rank: int, store: str, world: int) -> None:
             model = name if name in MODELS else "gpt2" if "dropout" in name else "llama"
             asked, way = [*overrides, *WAYS.get(name, ())], name if name in WAYS else ""
             found[f"{name} {mesh}"] = compare(model, asked, rank, world, groups, way)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    as_rank(main, world_size=WORLD)

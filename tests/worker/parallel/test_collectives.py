@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.gloo_ranks import ROOT, run_ranks
+from support.gloo_ranks import PATHS, ROOT, run_ranks
 from support.processes import NO_NAMESPACES, user_namespaces
 
 pytestmark = pytest.mark.slow  # real ranks
@@ -66,7 +66,7 @@ def test_a_link_carries_both_directions_at_once_and_one_collective_after_the_oth
             "address": f"10.77.0.{rank + 1}",
             "rate_bit_s": RATE_BIT_S,
             "command": [*command, str(rank), str(tmp_path / "store"), str(world), str(SIZE)],
-            "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS},
             "log": str(tmp_path / f"{rank}.txt"),
         }
         for rank in range(world)

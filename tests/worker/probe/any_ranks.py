@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -106,9 +105,8 @@ def train(kind, nap, probed):
     return losses
 
 
-def main(rank: int, store: str, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    told = {}
+def main(rank: int, folder: str) -> dict:
+    folder, told = Path(folder), {}
     for kind, phase in PHASE.items():
 
         def nap(where, phase=phase):
@@ -126,10 +124,8 @@ def main(rank: int, store: str, folder: Path) -> None:
         probes[0].close()
         without = train(kind, lambda _where: None, lambda _model: contextlib.nullcontext)
         told[kind] = with_probe == without
-    print(json.dumps({"phases": PHASE, **told}))
-    dist.destroy_process_group()
+    return {"phases": PHASE, **told}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    as_rank(main)

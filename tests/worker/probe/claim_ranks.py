@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 
 from scaling import Probe
 
@@ -46,12 +45,9 @@ def train(kind, late, folder):
     return losses
 
 
-def main(rank, store, folder):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    print(json.dumps({kind: train(kind, late, folder) for kind, late in LOOPS.items()}))
-    dist.destroy_process_group()
+def main(_rank, folder):
+    return {kind: train(kind, late, Path(folder)) for kind, late in LOOPS.items()}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    as_rank(main)

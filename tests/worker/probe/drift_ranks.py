@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -33,17 +30,10 @@ def train(kind: str, rank: int, folder: Path) -> None:
                     time.sleep(NAP_S * (kind == "slows" and rank == 1 and step >= SINCE))
 
 
-def main(rank: int, store: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+def main(rank: int, folder: str) -> None:
     for kind in LOOPS:
-        train(kind, rank, folder / kind)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(None))
+        train(kind, rank, Path(folder) / kind)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    as_rank(main)

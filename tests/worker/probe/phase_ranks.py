@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -58,16 +56,9 @@ def train(kind: str, rank: int, folder: Path) -> list[str]:
     return said.getvalue().splitlines()[:-1]
 
 
-def main(rank: int, store: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    said = {kind: train(kind, rank, folder / kind) for kind in LOOPS}
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(said))
+def main(rank: int, folder: str) -> dict[str, list[str]]:
+    return {kind: train(kind, rank, Path(folder) / kind) for kind in LOOPS}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    as_rank(main)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
@@ -115,11 +113,8 @@ def said(make):
     return text.getvalue()
 
 
-def main():
-    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
-    )
+def main(_rank, folder):
+    folder = Path(folder)
     answer = {"alone 2": alone(2), "alone 4": alone(4)}
     for name, kind, stages in (
         ("gpipe", "ScheduleGPipe", 2),
@@ -137,10 +132,8 @@ def main():
     answer["a stage"] = said(
         lambda: Probe(scheduled("ScheduleGPipe", RANKS)[0]._stage, run_dir=folder / "no")
     )
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(answer))
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    as_rank(main)

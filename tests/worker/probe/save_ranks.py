@@ -6,17 +6,15 @@ The loops note themselves how long each save blocked, and each step beside a sav
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.gloo_ranks import as_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -64,19 +62,14 @@ def train(folder: Path, kept: str, *, busy: bool) -> dict[str, list[float]]:
     return {"blocked": blocked, "beside": beside, "apart": apart}
 
 
-def main() -> None:
-    rank, store, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=120)
-    )
+def main(rank: int, folder: str) -> dict[str, dict[str, list[float]]]:
     told = {}
     for name, busy in (("slow", False), ("busy", True)):
         kept = [tempfile.mkdtemp()] if rank == 0 else [None]
         dist.broadcast_object_list(kept)
-        told[name] = train(folder / name, kept[0], busy=busy)
-    dist.destroy_process_group()
-    print(json.dumps(told))
+        told[name] = train(Path(folder) / name, kept[0], busy=busy)
+    return told
 
 
 if __name__ == "__main__":
-    main()
+    as_rank(main, timeout_s=120)

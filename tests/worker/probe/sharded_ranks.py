@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -98,17 +96,8 @@ def said(work):
     return [line for line in text.getvalue().splitlines() if line.startswith("scaling:")]
 
 
-def main() -> None:
-    rank, store, folder = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
-    os.environ["RANK"] = str(rank)
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(str(store), RANKS),
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=60),
-    )
-    torch.set_num_threads(1)
+def main(rank: int, folder: str) -> dict:
+    os.environ["RANK"], folder = str(rank), Path(folder)
     flat = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",))
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
@@ -148,9 +137,8 @@ def main() -> None:
                     optimizer.step()
 
     found["said"] = {"baseline": said(baseline), "divided": said(divided)}
-    dist.barrier()
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    as_rank(main, world_size=RANKS)

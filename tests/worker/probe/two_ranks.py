@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import os
-import sys
 import time
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -226,11 +224,8 @@ def clocks(rank):
     return notes
 
 
-def main(rank: int, store: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+def main(rank: int, folder: str) -> dict:
+    folder = Path(folder)
     result = {
         "absent": train(wrapped(), rank),
         "on": train(wrapped(), rank, lambda d: Probe(d, run_dir=folder / "on")),
@@ -245,10 +240,8 @@ def main(rank: int, store: str, folder: Path) -> None:
     result["misuse"] = misuse(folder)
     result["clocks"] = clocks(rank)
     result["kinds"] = kinds(folder)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    as_rank(main)

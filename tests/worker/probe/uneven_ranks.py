@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from support.gloo_ranks import as_rank
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
@@ -70,19 +67,14 @@ def train(rank: int, folder: Path, steps: int, *, tell: bool, square_s: float) -
     return {"tokens": told, "took_s": took_s, "said": said.getvalue().splitlines()[:-1]}
 
 
-def main(rank: int, store: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    result = {
-        name: train(rank, folder / name, STEPS[name], tell=name != "untold", square_s=SQUARE_S.get(name, 0.0))
+def main(rank: int, folder: str) -> dict[str, Any]:
+    return {
+        name: train(
+            rank, Path(folder) / name, STEPS[name], tell=name != "untold", square_s=SQUARE_S.get(name, 0.0)
+        )
         for name in STEPS
     }
-    dist.barrier()
-    dist.destroy_process_group()
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    as_rank(main)
