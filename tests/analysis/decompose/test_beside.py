@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
+from support.unit_steps import MS, sent_row, served, step_row
 
 from scaling.analysis.decompose.sharded import read_sharded
-from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.shared_link import APART, Served, SharedLink, links
+from scaling.analysis.network.shared_link import APART, SharedLink, links
 from scaling.settings.parallel import Mesh
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES
 
-MS, STEPS, COMPUTE_MS, BYTES_MS, WITHIN_MS = 1_000_000, 4, 6.0, 10.0, 1.0
+STEPS, COMPUTE_MS, BYTES_MS, WITHIN_MS = 4, 6.0, 10.0, 1.0
 MESH = Mesh(replicate=2, shard=2)
 BACKWARD = PHASES.index("backward")
 KEYS = {key: axis for axis, key in MESH.keys().items()}
@@ -48,45 +48,17 @@ def read(late_ms, beside):
             now = link(released[:2]) * 2 if axis == "replicate" else [at + WITHIN_MS for at in released]
             for rank in range(4):
                 waits[rank] += now[rank] - came[rank]
-                at = {
-                    "ready_ns": came,
-                    "launch_ns": came,
-                    "wait_ns": came,
-                    "done_ns": now,
-                    "resume_ns": now,
-                    "start_ns": [0.0] * 4,
-                }
-                row = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank, "seq": seq}
-                row |= {"kind": KINDS.index(kind), "phase": BACKWARD, "unit": 0, "bytes": 1000}
-                row |= {"group": MESH.keys()[axis], "arm": "probe", "detailed": True}
-                rows.append(row | {name: round(times[rank] * MS) for name, times in at.items()})
-        for rank in range(4):
-            row = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank, "arm": "probe"}
-            row |= {"detailed": True, "begin_ns": begin[rank] * MS, "backward_wait_ns": waits[rank] * MS}
-            row |= dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), now[rank] * MS)
-            none = (
-                "input_ns",
-                "optimizer_ns",
-                "backward_ns",
-                "earlier_wait_ns",
-                "buffer_wait_ns",
-                "input_wait_ns",
-                "optimizer_wait_ns",
-                "host_wait_ns",
-            )
-            steps.append(row | dict.fromkeys((*none, "forward_wait_ns"), 0.0))
-    return read_sharded(
-        pl.DataFrame(steps),
-        pl.DataFrame(rows).lazy(),
-        MESH,
-        Served(
-            channel=lambda keys, _kinds=(): Channel.of(
-                "gloo", keys, lambda key: int(KEYS[key] == "replicate")
-            ),
-            groups=lambda rank, key: of(KEYS[key], rank),
-            beside=beside,
-        ),
+                what = {"seq": seq, "kind": KINDS.index(kind), "phase": BACKWARD, "unit": 0, "bytes": 1000}
+                what["group"] = MESH.keys()[axis]
+                rows.append(sent_row(step, rank, what, (came[rank], now[rank]) * 2))
+        steps += [step_row(step, rank, begin[rank], now[rank], backward=waits[rank]) for rank in range(4)]
+    by_replica = served(
+        "gloo",
+        groups=lambda rank, key: of(KEYS[key], rank),
+        wire_of=lambda key: int(KEYS[key] == "replicate"),
+        beside=beside,
     )
+    return read_sharded(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), MESH, by_replica)
 
 
 def merged(found, *names):

@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
+from support.unit_steps import MS, sent_row, served, step_row
 
 from scaling.analysis.decompose.loss import loss_by_kind
 from scaling.analysis.decompose.quantities import Sent, by_kind
 from scaling.analysis.decompose.sharded import exposed, has_units, read_sharded, unit_blocks
-from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.shared_link import Served
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.settings.parallel import Mesh
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES
 
-MS, RANKS, STEPS, UNITS = 1_000_000, 2, 5, 3
+RANKS, STEPS, UNITS = 2, 5, 3
 GATHER_MS, REDUCE_MS = 10.0, 20.0
 FORWARD_MS, BACKWARD_MS = 4.0, 6.0
 SIZE = 3_000_000
@@ -37,27 +36,8 @@ class Cluster:
     def send(self, step, seq, kind, phase, unit, took):
         over = max(self.now) + took
         for rank, at in enumerate(self.now):
-            row = {"launch_ns": at, "done_ns": over, "wait_ns": at, "resume_ns": over, "start_ns": 0}
-            stamps = {name: round((value + 1000) * MS) for name, value in row.items()}
-            self.rows.append(
-                {
-                    "launch": 0,
-                    "block": 1,
-                    "round": 0,
-                    "step": step,
-                    "rank": rank,
-                    "seq": seq,
-                    "kind": kind,
-                    "phase": phase,
-                    "unit": unit,
-                    "bytes": SIZE,
-                    "group": RANKS,
-                    "arm": "probe",
-                    "detailed": True,
-                    "ready_ns": stamps["launch_ns"],
-                    **stamps,
-                }
-            )
+            what = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "bytes": SIZE, "group": RANKS}
+            self.rows.append(sent_row(step, rank, what, (at + 1000, over + 1000) * 2))
         waited = [over - at for at in self.now]
         self.now = [over] * RANKS
         return waited
@@ -80,34 +60,15 @@ class Cluster:
                     if kind == GATHER:
                         self.now = [at + compute for at in self.now]
         for rank in range(RANKS):
-            at = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), self.now[rank])
-            at["begin_ns"] = begin[rank]
-            none = (
-                "input_ns",
-                "optimizer_ns",
-                "backward_ns",
-                "earlier_wait_ns",
-                "buffer_wait_ns",
-                "input_wait_ns",
-                "optimizer_wait_ns",
-                "host_wait_ns",
-            )
-            durations = dict.fromkeys(none, 0.0)
-            durations |= {"forward_wait_ns": waits[1][rank], "backward_wait_ns": waits[0][rank]}
-            values = {name: (value + 1000) * MS for name, value in at.items()}
-            values |= {name: value * MS for name, value in durations.items()}
-            place = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank}
-            self.steps.append({**place, "arm": "probe", "detailed": True, **values})
+            waited = {"backward": waits[0][rank], "forward": waits[1][rank]}
+            self.steps.append(step_row(step, rank, begin[rank] + 1000, self.now[rank] + 1000, **waited))
 
     def read(self):
         arguments = (
             pl.DataFrame(self.steps),
             pl.DataFrame(self.rows).lazy(),
             Mesh(shard=RANKS),
-            Served(
-                channel=lambda keys, _kinds=(): Channel.of("gloo", keys, lambda _key: 0),
-                groups=lambda _rank, _key: tuple(range(RANKS)),
-            ),
+            served("gloo", groups=lambda _rank, _key: tuple(range(RANKS))),
         )
         return read_sharded(*arguments), unit_blocks(*arguments)[0][1]
 
@@ -171,19 +132,16 @@ def test_the_replay_of_the_steps_as_they_were_takes_as_long_as_they_did(clean):
     assert cycle.replay.without_transfer().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))
 
 
-def rows_of(place, sent):
+def rows_of(step, rank, sent):
     """Rows of a rank's step, from (kind, phase, unit, group, launch, done, wait, resume)."""
     for seq, (kind, phase, unit, group, *times) in enumerate(sent):
-        names = ("launch_ns", "done_ns", "wait_ns", "resume_ns")
-        stamps = {name: round((at + 1000) * MS) for name, at in zip(names, times, strict=True)}
         what = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "group": group, "bytes": SIZE}
-        yield {**place, **what, "ready_ns": stamps["launch_ns"], **stamps, "start_ns": 0}
+        yield sent_row(step, rank, what, tuple(at + 1000 for at in times))
 
 
 SHARDS, COPIES = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-ON_ACCELERATORS = Served(
-    channel=lambda keys, _kinds=(): Channel.of("nccl", keys, lambda _key: 0),
-    groups=lambda rank, key: next(g for g in (SHARDS if key == 2 else COPIES) if rank in g),
+ON_ACCELERATORS = served(
+    "nccl", groups=lambda rank, key: next(g for g in (SHARDS if key == 2 else COPIES) if rank in g)
 )
 """Of two copies of two shards; group 2 is a rank's shards, group 3 its copies."""
 
@@ -204,27 +162,9 @@ def of_copies(late_ms):
                 (ALL_REDUCE, BACKWARD, 1, 3, now + late + 11.0, first, window, over),
                 (ALL_REDUCE, BACKWARD, 0, 3, max(window + 0.5, first) if late else first, over, window, over),
             ]
-            place = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank}
-            place |= {"arm": "probe", "detailed": True}
-            rows += rows_of(place, sent)
-            ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), (over + 1000) * MS)
-            none = (
-                "input_ns",
-                "optimizer_ns",
-                "backward_ns",
-                "earlier_wait_ns",
-                "buffer_wait_ns",
-                "input_wait_ns",
-                "optimizer_wait_ns",
-                "host_wait_ns",
-            )
-            waits = {
-                "forward_wait_ns": (now + late + 1.0 - asked) * MS,
-                "backward_wait_ns": (over - window) * MS,
-            }
-            steps.append(
-                {**place, **dict.fromkeys(none, 0.0), "begin_ns": (now + 1000) * MS, **ends, **waits}
-            )
+            rows += rows_of(step, rank, sent)
+            waits = {"forward": now + late + 1.0 - asked, "backward": over - window}
+            steps.append(step_row(step, rank, now + 1000, over + 1000, **waits))
         now = over
     mesh = Mesh(replicate=2, shard=2)
     return read_sharded(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), mesh, ON_ACCELERATORS)
@@ -241,35 +181,13 @@ def test_an_all_reduce_goes_at_the_pace_of_its_rank_that_shares_its_wire():
     """Shards 0 and 1 reduce-scatter beside it and take twice as long for both; 2 and 3 have done so before."""
     rows, steps = [], []
     for rank in range(4):
-        place = {
-            "launch": 0,
-            "block": 1,
-            "round": 0,
-            "step": 0,
-            "rank": rank,
-            "arm": "probe",
-            "detailed": True,
-        }
         scattered = (30.0, 50.0) if rank < 2 else (5.0, 15.0)
         sent = [
             (REDUCE, BACKWARD, 0, 2, *scattered, *scattered),
             (ALL_REDUCE, BACKWARD, 0, 3, 30.0 if rank < 2 else 15.0, 50.0, scattered[1], 50.0),
         ]
-        rows += rows_of(place, sent)
-        none = (
-            "input_ns",
-            "optimizer_ns",
-            "backward_ns",
-            "earlier_wait_ns",
-            "buffer_wait_ns",
-            "forward_wait_ns",
-            "input_wait_ns",
-            "optimizer_wait_ns",
-            "host_wait_ns",
-        )
-        waits = {"begin_ns": 1000.0 * MS, "backward_wait_ns": (50.0 - scattered[0]) * MS}
-        ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), 1050.0 * MS)
-        steps.append({**place, **dict.fromkeys(none, 0.0), **waits, **ends})
+        rows += rows_of(0, rank, sent)
+        steps.append(step_row(0, rank, 1000.0, 1050.0, backward=50.0 - scattered[0]))
     mesh = Mesh(replicate=2, shard=2)
     ((_, stamps),) = unit_blocks(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), mesh, ON_ACCELERATORS)
     np.testing.assert_allclose(stamps.transfer[0].T / MS, 10.0)
