@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.results import about
+from support.results import about, comm
 
 from scaling.analysis.results import (
-    Comm,
     Degrees,
     Loss,
     Measured,
@@ -18,7 +17,6 @@ from scaling.analysis.results import (
 from scaling.report.strategies import strategies_answer, strategy_table
 
 MIB = 2**20
-UNKNOWN = {"busbw_gbit_s": None, "curve_share": None, "nominal_share": None, "hidden_share": None}
 
 
 def strategy(name, step_ms, ratio=None, *, apart=True, bandwidth=0.2, held=30, status="done"):
@@ -33,7 +31,7 @@ def strategy(name, step_ms, ratio=None, *, apart=True, bandwidth=0.2, held=30, s
         step_ms=about(step_ms, 1.0) if step_ms else None,
         efficiency=about(0.5, 0.01),
         loss=Loss(link_bandwidth=about(bandwidth, 0.01), straggler=about(0.01, 0.01)),
-        comm=Comm(bytes_per_step=12 * MIB, buckets=(), **UNKNOWN),
+        comm=comm(12 * MIB, buckets=()),
         memory=memory,
         parallel=degrees,
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from scaling.analysis.compare.sweep import Member, sweep
 from scaling.analysis.results import (
+    SCHEMA,
     Analysis,
     ArmTimes,
     Bucket,
@@ -63,6 +64,24 @@ SECTIONS = [
 def about(value: float, half: float, n: int = 12) -> Measured:
     """A number with a symmetric interval."""
     return Measured(value, value - half, value + half, n)
+
+
+def comm(bytes_per_step: int = 1, **known: object) -> Comm:
+    """Of one message a step, unless other buckets are told. What is not told is not known."""
+    unknown = dict.fromkeys(("busbw_gbit_s", "curve_share", "nominal_share", "hidden_share"))
+    return Comm(**{"bytes_per_step": bytes_per_step, "buckets": (bucket(bytes_per_step),)} | unknown | known)
+
+
+def bucket(size_bytes: int, **known: object) -> Bucket:
+    return Bucket(bytes=size_bytes, **dict.fromkeys(("ready_ms", "transfer_ms", "skew_ms")) | known)
+
+
+def bare(run: RunInfo, *points: Point, **known: object) -> Analysis:
+    """An analysis of these points, in which nothing else was found."""
+    quality = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None)
+    nothing = dict.fromkeys(("inference", "verdicts", "trials"), ())
+    known = nothing | {"fabric": Fabric(), "quality": quality} | known
+    return Analysis(schema=SCHEMA, run=run, points=points, **known)
 
 
 def run_info(**changes: object) -> RunInfo:
@@ -421,16 +440,19 @@ def machines() -> tuple[MachineGroup, ...]:
     )
 
 
+def inference(batch: int, **changes: object) -> InferenceCase:
+    """A case that was measured, over two ranks in fp32 unless told otherwise."""
+    usual = {"world_size": 2, "precision": "fp32", "autocast": False, "compile": False, "status": "done"}
+    return InferenceCase(batch=batch, **usual | changes)
+
+
 def served() -> Analysis:
     """Inference at several batches and settings, one of them too large."""
     rows = [
-        InferenceCase(
-            world_size=2,
-            batch=batch,
+        inference(
+            batch,
             precision=precision,
             autocast=precision == "bf16",
-            compile=False,
-            status="done",
             latency_ms=Latency(p50=about(2e3 * batch / rate, 0.4), p90=about(2.1e3 * batch / rate, 0.6)),
             samples_per_s=about(rate, rate / 60),
             peak_bytes=(300 + 4 * batch) * MIB,
@@ -448,16 +470,7 @@ def served() -> Analysis:
     too_large = replace(
         rows[-1], batch=128, status="oom", samples_per_s=None, latency_ms=Latency(), error="out of memory"
     )
-    quiet = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None)
-    return replace(
-        good(),
-        run=run_info(task="inference"),
-        points=(),
-        verdicts=(),
-        fabric=Fabric(),
-        inference=(*rows, too_large),
-        quality=quiet,
-    )
+    return replace(bare(run_info(task="inference"), inference=(*rows, too_large)), trials=good().trials)
 
 
 def swept(*runs: Analysis) -> Sweep:

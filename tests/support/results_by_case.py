@@ -10,8 +10,6 @@ from support import results
 from scaling.analysis.results import (
     Analysis,
     ArmTimes,
-    Bucket,
-    Comm,
     Comparison,
     CurvePoint,
     Fabric,
@@ -71,15 +69,10 @@ def analysis() -> Analysis:
         efficiency=Measured(0.625, 0.61, 0.64, 9),
         arms_ms=ArmTimes(plain=Measured(80.0)),
         exposed_transfer=Measured(30.0, 29.0, 31.0, 9),
-        comm=Comm(
-            bytes_per_step=1 << 20,
-            buckets=(
-                Bucket(bytes=1 << 20, ready_ms=Measured(9.0), transfer_ms=Measured(30.0), skew_ms=None),
-            ),
+        comm=results.comm(
+            1 << 20,
+            buckets=(results.bucket(1 << 20, ready_ms=Measured(9.0), transfer_ms=Measured(30.0)),),
             busbw_gbit_s=Measured(0.19),
-            curve_share=None,
-            nominal_share=None,
-            hidden_share=None,
         ),
         loss=Loss(link_bandwidth=Measured(0.3, 0.28, 0.32, 9), unexplained=Measured(0.075)),
     )
@@ -104,12 +97,11 @@ def analysis() -> Analysis:
         evidence=("30 ms exposed", "0.19 Gbit/s"),
         try_=(Remedy(overrides="ddp.comm_hook=fp16", code="", predicted_gain=Measured(1.2)),),
     )
-    return Analysis(
-        schema=1,
-        run=run_info(),
-        points=(alone, both),
+    return results.bare(
+        run_info(),
+        alone,
+        both,
         fabric=Fabric(levels=(level,)),
-        inference=(),
         verdicts=(verdict,),
         quality=Quality(
             contended_blocks=1, dropped_samples=0, clock_bound_us=None, warnings=("2 cores only",)

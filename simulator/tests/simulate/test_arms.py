@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from support.results import spec
+from support.results import bucket, comm, spec
 
-from scaling.analysis.results import ArmTimes, Bucket, Comm, Loss, Measured, Point
+from scaling.analysis.results import ArmTimes, Loss, Measured, Point
 from scaling.records.tables import SCHEMAS
 from scaling_simulator.simulate import arms
 from scaling_simulator.simulate.arms import spread_of
@@ -65,17 +65,9 @@ def test_neighbours_are_those_of_as_many_ranks_on_a_host():
 
 def overlapping():
     """40 ms of transfer, half of it hidden, cost 5 of 200 ms."""
-    bucket = Bucket(bytes=8, ready_ms=None, transfer_ms=Measured(40.0), skew_ms=None)
-    comm = Comm(
-        bytes_per_step=8,
-        buckets=(bucket,),
-        busbw_gbit_s=None,
-        curve_share=None,
-        nominal_share=None,
-        hidden_share=Measured(0.5),
-    )
+    hidden = comm(8, buckets=(bucket(8, transfer_ms=Measured(40.0)),), hidden_share=Measured(0.5))
     loss = Loss(overlap=Measured(0.025, 0.0, 0.05))
-    return [replace(at(2, 100.0, 200.0, None), loss=loss, comm=comm)]
+    return [replace(at(2, 100.0, 200.0, None), loss=loss, comm=hidden)]
 
 
 def test_a_slowdown_is_what_hidden_transfers_cost_over_what_is_left_of_them():

@@ -7,19 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.results import run_info
+from support.results import bare, inference, run_info
 
 from scaling.analysis.compare.runs import compare
 from scaling.analysis.compare.sweep import Member, across, sides, sweep, with_allocations
 from scaling.analysis.results import (
-    SCHEMA,
     Allocation,
-    Analysis,
-    Fabric,
-    InferenceCase,
     Measured,
     Point,
-    Quality,
 )
 from scaling.report import side_by_side
 from scaling.report.documents import comparison
@@ -41,29 +36,9 @@ def member(cluster):
         topology = replace(spec.topology, name=partition)
         settings = replace(spec.cluster, partition=partition)
         id_ = f"run-{'-'.join(nodes)}-{rate}"
-        points = (
-            ()
-            if cases
-            else (
-                Point(
-                    world_size=2,
-                    hosts=1,
-                    status="done",
-                    step_ms=about(64e3 / rate),
-                    samples_per_s=about(rate),
-                ),
-            )
-        )
-        analysis = Analysis(
-            schema=SCHEMA,
-            run=run_info(id=id_, topology=partition),
-            points=points,
-            fabric=Fabric(),
-            inference=cases,
-            verdicts=(),
-            quality=Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
-            trials=(),
-        )
+        measured = {"step_ms": about(64e3 / rate), "samples_per_s": about(rate)}
+        points = () if cases else (Point(world_size=2, hosts=1, status="done", **measured),)
+        analysis = bare(run_info(id=id_, topology=partition), *points, inference=cases)
         asked = replace(spec, topology=topology, cluster=settings, launcher=launcher, **changes)
         plan = make_plan(asked, run_id=id_, created="", version="")
         return Member(analysis=analysis, plan=plan, nodes=nodes, devices=devices)
@@ -227,20 +202,10 @@ def test_the_price_of_samples_follows_the_ratio(member):
 
 def test_cases_are_decided_against_the_spread_too(member):
     def case(rate):
-        return (
-            InferenceCase(
-                world_size=1,
-                batch=8,
-                precision="fp32",
-                autocast=False,
-                compile=False,
-                status="done",
-                samples_per_s=about(rate),
-            ),
-        )
+        return inference(8, samples_per_s=about(rate), world_size=1)
 
-    base = [member(rate, f"p{rate}", cases=case(rate)) for rate in (100, 60)]
-    other = [member(rate, f"n{rate}", partition="nvlink", cases=case(rate)) for rate in (101, 100)]
+    base = [member(rate, f"p{rate}", cases=(case(rate),)) for rate in (100, 60)]
+    other = [member(rate, f"n{rate}", partition="nvlink", cases=(case(rate),)) for rate in (101, 100)]
     assert compared(base[1:], other[:1]).cases[0].distinguishable
     found = compared(base, other)
     assert not found.cases[0].distinguishable

@@ -8,21 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.results import run_info
+from support.results import bare, inference, run_info
 
 from scaling.analysis.compare.runs import compare, gate, split, with_split
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.results import (
-    SCHEMA,
-    Analysis,
     ArmTimes,
-    Fabric,
-    InferenceCase,
     Loss,
     Measured,
     Point,
-    Quality,
     SampleCost,
 )
 from scaling.report import side_by_side
@@ -35,16 +30,7 @@ def about(value, relative=0.02):
 
 def run(*points, **changes):
     info = run_info(id="run", model="mlp", topology="local", duration_s=60.0)
-    return Analysis(
-        schema=SCHEMA,
-        run=replace(info, **changes),
-        points=points,
-        fabric=Fabric(),
-        inference=(),
-        verdicts=(),
-        quality=Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
-        trials=(),
-    )
+    return bare(replace(info, **changes), *points)
 
 
 def point(n=4, step=100.0, alone=60.0, relative=0.02, **loss):
@@ -146,18 +132,7 @@ def test_several_world_sizes_pay_for_each_other(plan):
 
 def cases(*rates):
     """A batch each, samples a second, known to 2 %."""
-    return tuple(
-        InferenceCase(
-            world_size=2,
-            batch=batch,
-            precision="fp32",
-            autocast=False,
-            compile=False,
-            status="done",
-            samples_per_s=about(rate),
-        )
-        for batch, rate in enumerate(rates, 1)
-    )
+    return tuple(inference(batch, samples_per_s=about(rate)) for batch, rate in enumerate(rates, 1))
 
 
 @pytest.mark.parametrize(("many", "told"), [(1, True), (30, False)])

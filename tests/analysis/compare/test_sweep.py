@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.results import run_info
+from support.results import bare, run_info
 
 from scaling.analysis.compare.differences import telling
 from scaling.analysis.compare.sweep import Member, alike, sweep
 from scaling.analysis.results import (
-    SCHEMA,
-    Analysis,
     ArmTimes,
-    Fabric,
     Measured,
     Point,
     Quality,
@@ -47,17 +44,8 @@ def member(cluster):
             )
             for n, rate in (rates or {}).items()
         )
-        analysis = Analysis(
-            schema=SCHEMA,
-            run=run_info(id=id_),
-            points=points,
-            fabric=Fabric(),
-            inference=(),
-            verdicts=verdicts,
-            quality=Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None, warnings=warnings),
-            trials=(),
-            training=cases,
-        )
+        quality = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None, warnings=warnings)
+        analysis = bare(run_info(id=id_), *points, verdicts=verdicts, quality=quality, training=cases)
         plan = make_plan(replace(spec, **changes), run_id=id_, created="", version="")
         return Member(analysis=analysis, plan=plan, machine=machine)
 

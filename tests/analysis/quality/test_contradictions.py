@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.results import comm
 
 from scaling.analysis.invariants import contradictions, without_contradicted
 from scaling.analysis.results import (
     ArmTimes,
     Collective,
-    Comm,
     Loss,
     Measured,
     Point,
@@ -22,7 +22,7 @@ def about(value, half=0.1):
     return Measured(value, value - half, value + half, 12)
 
 
-def comm(transfer_ms, free=1.3):
+def reduced(transfer_ms, free=1.3):
     gradients = Collective(
         kind="all_reduce",
         phase="backward",
@@ -32,13 +32,10 @@ def comm(transfer_ms, free=1.3):
         bytes=102_000_000,
         transfer_ms=about(transfer_ms),
     )
-    return Comm(
-        bytes_per_step=102_000_000,
+    return comm(
+        102_000_000,
         buckets=(),
         busbw_gbit_s=about(914.0),
-        curve_share=None,
-        nominal_share=None,
-        hidden_share=None,
         free_speedup=about(free, 0.01),
         collectives=(gradients,),
     )
@@ -61,7 +58,7 @@ def point(*, transfer_ms=13.0, free=1.3, straggler=None, probe=48.7, loss=None, 
         status="done",
         arms_ms=ArmTimes(probe=about(probe)),
         parts_ms=StepParts(**parts),
-        comm=comm(transfer_ms, free),
+        comm=reduced(transfer_ms, free),
         straggler=straggler,
         loss=Loss(**{name: about(value, 0.001) for name, value in (loss or {}).items()}),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support.results import spec
+from support.results import comm, spec
 
-from scaling.analysis.results import Collective, Comm, Degrees, FabricLevel, LossOfKind, Measured, Point
+from scaling.analysis.results import Collective, Degrees, FabricLevel, LossOfKind, Measured, Point
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
 from scaling.settings.parallel import Parallel
 
@@ -31,21 +31,12 @@ def point(tensor=4, share=0.4, waits=40.0):
         bytes=8 * MIB,
         exposed_transfer_ms=Measured(waits),
     )
-    comm = Comm(
-        bytes_per_step=8 * MIB,
-        buckets=(),
-        busbw_gbit_s=None,
-        curve_share=None,
-        nominal_share=None,
-        hidden_share=None,
-        collectives=(sent,),
-    )
     return Point(
         world_size=4,
         hosts=2,
         status="done",
         step_ms=Measured(100.0),
-        comm=comm,
+        comm=comm(8 * MIB, buckets=(), collectives=(sent,)),
         loss_by_kind=(
             LossOfKind(kind="tensor", phase="forward", bandwidth=Measured(share, share - 0.01, share + 0.01)),
         ),

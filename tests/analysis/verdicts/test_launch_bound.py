@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.results import comm
 
-from scaling.analysis.results import Comm, Measured, Point, Remedy, StepParts, Verdict
+from scaling.analysis.results import Measured, Point, Remedy, StepParts, Verdict
 from scaling.analysis.verdicts.remedies import no_gain
 from scaling.analysis.verdicts.verdict import doubted, launch_bound
 from scaling.settings.plan import make_plan
@@ -18,18 +19,15 @@ def plan(cluster):
 
 
 def found(plan, starved, half=0.05, enqueue=None):
-    comm = Comm(
-        bytes_per_step=1,
+    known = comm(
         buckets=(),
-        busbw_gbit_s=None,
-        curve_share=None,
-        nominal_share=None,
-        hidden_share=None,
         host_lead_ms=Measured(0.012),
         starved_share=None if starved is None else Measured(starved, starved - half, starved + half, 8),
     )
     parts = StepParts(exposed_enqueue=enqueue and Measured(enqueue))
-    return launch_bound(Point(world_size=4, hosts=1, status="done", comm=comm, parts_ms=parts), plan, no_gain)
+    return launch_bound(
+        Point(world_size=4, hosts=1, status="done", comm=known, parts_ms=parts), plan, no_gain
+    )
 
 
 def test_it_is_named_with_what_fits(plan):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+from support.results import comm
 
 from scaling.analysis.results import (
     ArmTimes,
-    Bucket,
-    Comm,
     Degrees,
     DeviceClocks,
     FabricLevel,
@@ -197,15 +196,8 @@ def test_without_a_late_rank_there_is_no_straggler(plan):
 
 
 def test_more_than_the_link_can_carry_has_its_reason_beside_it(plan):
-    comm = Comm(
-        bytes_per_step=268 * 2**10,
-        buckets=(Bucket(bytes=268 * 2**10, ready_ms=None, transfer_ms=None, skew_ms=None),),
-        busbw_gbit_s=about(0.0524),
-        curve_share=None,
-        nominal_share=about(1.1, 0.03),
-        hidden_share=None,
-    )
-    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=comm), plan)
+    carried = comm(268 * 2**10, busbw_gbit_s=about(0.0524), nominal_share=about(1.1, 0.03))
+    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=carried), plan)
     assert "110% of what the link can carry: a shaped link passes a burst at once" in found.evidence[-1]
 
 
@@ -220,14 +212,7 @@ def test_a_wait_is_a_part_of_the_step_that_it_was_seen_in(plan, probe, said):
     """On a busy machine steps with and without phase stamps differ; the share of the loss is of the former."""
     seen = point(
         {"link_bandwidth": 0.3},
-        comm=Comm(
-            bytes_per_step=9 * 2**20,
-            buckets=(),
-            busbw_gbit_s=None,
-            curve_share=None,
-            nominal_share=None,
-            hidden_share=None,
-        ),
+        comm=comm(9 * 2**20, buckets=()),
         arms_ms=ArmTimes(probe=about(probe)),
         overhead=Overhead(probe_over_plain=about(probe / 100)),
         parts_ms=StepParts(exposed_transfer=about(20.0)),
@@ -237,19 +222,11 @@ def test_a_wait_is_a_part_of_the_step_that_it_was_seen_in(plan, probe, said):
 
 
 def test_evidence_has_numbers_and_units(plan):
-    comm = Comm(
-        bytes_per_step=9 * 2**20,
-        buckets=(Bucket(bytes=9 * 2**20, ready_ms=None, transfer_ms=None, skew_ms=None),),
-        busbw_gbit_s=about(0.185),
-        curve_share=None,
-        nominal_share=about(0.97),
-        hidden_share=None,
-    )
     full = point(
         dict.fromkeys(
             ("small_batch", "neighbours", "strategy_overhead", "link_bandwidth", "input", "host"), 0.1
         ),
-        comm=comm,
+        comm=comm(9 * 2**20, busbw_gbit_s=about(0.185), nominal_share=about(0.97)),
         arms_ms=ArmTimes(bare_one=about(50.0), bare_all=about(60.0), ddp_solo=about(65.0)),
         parts_ms=StepParts(exposed_transfer=about(20.0), input=about(7.0), host=about(8.0)),
     )
@@ -409,16 +386,7 @@ def test_a_remedy_says_the_line_of_ones_own_code(plan):
 
 def reduced(times, size=2**20, sent=2**20):
     """Gradients of `size` bytes, of which `sent` are sent in a step of two reductions or one."""
-    return Comm(
-        bytes_per_step=sent,
-        buckets=(Bucket(bytes=sent, ready_ms=None, transfer_ms=None, skew_ms=None),),
-        busbw_gbit_s=None,
-        curve_share=None,
-        nominal_share=None,
-        hidden_share=None,
-        gradient_bytes=size,
-        reductions=times,
-    )
+    return comm(sent, gradient_bytes=size, reductions=times)
 
 
 @pytest.mark.parametrize("sent", [2**21, 2**20], ids=["as they are", "as bf16"])
@@ -500,10 +468,10 @@ def test_a_wait_for_input_has_workers_to_try_and_says_what_the_gain_assumes(plan
 
 
 def test_a_large_optimizer_is_named_last_with_what_makes_it_lighter(plan):
-    comm = replace(reduced(1), busbw_gbit_s=about(1000.0, 1.0))
-    slow = replace(comm, busbw_gbit_s=about(0.001, 0.0001))
+    fast = replace(reduced(1), busbw_gbit_s=about(1000.0, 1.0))
+    slow = replace(fast, busbw_gbit_s=about(0.001, 0.0001))
     parts = StepParts(optimizer=about(30.0))
-    found = verdicts(point({"link_bandwidth": 0.3}, parts_ms=parts, comm=comm), plan)
+    found = verdicts(point({"link_bandwidth": 0.3}, parts_ms=parts, comm=fast), plan)
     assert causes(found) == ["link_bandwidth", "optimizer"]
     codes = [r.code for r in found[-1].try_]
     assert "fused=True" in codes[0]
