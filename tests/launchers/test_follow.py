@@ -11,16 +11,9 @@ import pytest
 
 from scaling.launchers.follow import follow
 from scaling.launchers.launcher import Command
-from scaling.records.paths import RunFolder
 
+LIMITS = SimpleNamespace(step_timeout_s=10, start_timeout_s=300)
 SLEEP = Command(argv=("sleep", "60"), env={})
-
-
-@pytest.fixture
-def launch(tmp_path):
-    folder = RunFolder(tmp_path).launch(0)
-    folder.path.mkdir(parents=True)
-    return folder
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -36,13 +29,9 @@ def test_ctrl_c_while_a_launch_is_being_started_leaves_none_behind(launch, monke
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell has its background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has jobs behind it ignore it
     try:
-        outcome = follow(
-            SLEEP, launch, SimpleNamespace(step_timeout_s=10, start_timeout_s=300), lambda _: None
-        )
+        outcome = follow(SLEEP, launch, LIMITS, lambda _: None)
     finally:
         signal.signal(signal.SIGINT, before)
     assert (outcome.status, outcome.error) == ("interrupted", "interrupted by Ctrl-C")
@@ -65,9 +54,7 @@ def test_a_signal_whose_handler_raises_leaves_the_other_one_s_in_place(launch, m
 
     monkeypatch.setattr(signal, "signal", interrupted)
     try:
-        outcome = follow(
-            SLEEP, launch, SimpleNamespace(step_timeout_s=10, start_timeout_s=300), lambda _: None
-        )
+        outcome = follow(SLEEP, launch, LIMITS, lambda _: None)
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         for number, handler in before.items():

@@ -10,16 +10,8 @@ import pytest
 from scaling.hardware.telemetry import PULSE_SCHEMA
 from scaling.launchers import follow as follow_module
 from scaling.launchers.follow import HOSTS_A_LOOK, LOOK_S, Vigil
-from scaling.records.paths import RunFolder
 
 HOSTS, A_HOST = 512, 8
-
-
-@pytest.fixture
-def launch(tmp_path):
-    folder = RunFolder(tmp_path).launch(0)
-    folder.path.mkdir(parents=True)
-    return folder
 
 
 def beat(launch, host, *, beats, at_s=100.0):

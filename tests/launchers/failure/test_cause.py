@@ -9,18 +9,10 @@ import pytest
 
 from scaling.launchers.failure.cause import OF_ITS_OWN, cause, last_error
 from scaling.launchers.failure.evidence import LaunchEvidence, gather
-from scaling.records.paths import RunFolder
 
 LOST = "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:48371"
 WAITED = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"
 STAGE = "plain at world size 4, round 2"
-
-
-@pytest.fixture
-def launch(tmp_path):
-    folder = RunFolder(tmp_path).launch(0)
-    folder.path.mkdir(parents=True)
-    return folder
 
 
 def error(rank, message=LOST, kind="RuntimeError", **more):

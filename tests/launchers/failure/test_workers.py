@@ -12,12 +12,6 @@ from pathlib import Path
 import pytest
 
 from scaling.launchers.failure.evidence import Roll, find
-from scaling.records.paths import RunFolder
-
-
-@pytest.fixture
-def launch(tmp_path):
-    return RunFolder(tmp_path).launch(0)
 
 
 @pytest.fixture

@@ -113,18 +113,6 @@ def test_refusals_that_need_accounting_to_happen():
     assert said.endswith("(cluster.qos)")
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    """command(name, line): a shell's line in place of one of Slurm's commands; there are no others."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    def stand_in(name: str, line: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return stand_in
-
-
 def failing(stderr: str) -> str:
     return f"echo '{stderr.strip()}' >&2; exit 1"
 

@@ -47,20 +47,6 @@ def job(tmp_path):
     return jobs_of(asked.items, multirun=False)[0]
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    """command(name, line): a shell's line in place of one of Slurm's commands; there are no others."""
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-
-    def stand_in(name: str, line: str) -> None:
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/sh\n{line.format(run=tmp_path / 'run', here=tmp_path)}\n")
-        path.chmod(0o755)
-
-    return stand_in
-
-
 def test_a_job_that_was_taken_is_noted(job, command):
     command("sbatch", "echo '7;cluster'")
     assert submit(job, script(job)).id == "7"
@@ -216,12 +202,10 @@ def asked():
 
 
 @pytest.fixture
-def sinfo(tmp_path, monkeypatch):
+def sinfo(command):
     """What sinfo and `scontrol show hostnames` print."""
-    for name, line in (("sinfo", f"printf '{SINFO}'"), ("scontrol", "echo a2")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command("sinfo", f"printf '{SINFO}'")
+    command("scontrol", "echo a2")
 
 
 def test_nodes_that_get_no_jobs_are_marked():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from support.workloads import towards_zero
 
 from scaling.config.compose import requests
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.programs import Training
 from scaling.worker.cases.runner import Jury
-from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.parallel.groups import Group
 from scaling.worker.session.control import Control
 
@@ -60,12 +60,7 @@ def training(groups):
     """training(*overrides, module): what trains it."""
 
     def made(*overrides, module):
-        workload = Workload(
-            module=module,
-            make_batch=lambda n, g: (torch.randn(n, 4, generator=g), torch.zeros(n, 4)),
-            loss=torch.nn.functional.mse_loss,
-            optimizer=sgd,
-        )
+        workload = towards_zero(module, 4)
         return Training(spec_of(*overrides), workload, groups, Cpu(), rank=0)
 
     return made

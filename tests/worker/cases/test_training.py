@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.gloo_ranks import run_ranks
+from support.workloads import towards_zero
 
 from scaling.records.paths import RunFolder
 from scaling.settings.cases import Case, Variant, variants
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.cases import _runner
-from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.session.session import LaunchSession
 
 PLAIN = Variant(precision="fp32", autocast=False)
@@ -142,11 +142,10 @@ class Formats(torch.nn.Module):
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_batches_come_in_the_memory_format_that_is_set(task, channels_last, a_spec, groups):
     spec = a_spec(f"task={task}", "batch=[2]", f"channels_last={str(channels_last).lower()}")
-    workload = Workload(
-        module=Formats(),
+    workload = towards_zero(
+        Formats(),
         make_batch=lambda n, g: (torch.randn(n, 3, 8, 8, generator=g), None),
         loss=lambda outputs, _targets: outputs,
-        optimizer=sgd,
     )
     launch = SimpleNamespace(spec=spec, device=Cpu(), rank=0, groups=groups)
     runner = _runner(launch, workload)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from support.workloads import towards_zero
 
 from scaling.records.checkup import SCHEMA, RankCheck
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks.checkup import OTHERS_S, Checkup
-from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.session.control import Control
 
 
@@ -28,12 +28,7 @@ def test_a_word_before_every_step_of_every_format_and_then_time_for_slower_ranks
 
     def build():
         torch.manual_seed(0)
-        return Workload(
-            module=torch.nn.Linear(4, 4),
-            make_batch=lambda n, g: (torch.randn(n, 4, generator=g), torch.zeros(n, 4)),
-            loss=torch.nn.functional.mse_loss,
-            optimizer=sgd,
-        )
+        return towards_zero(torch.nn.Linear(4, 4), 4)
 
     doctor = SimpleNamespace(
         _build=build,

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from support.results import plan, spec
+from support.workloads import towards_zero
 
 from scaling.worker.accelerator import clock
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.checks.kernels import measure
 from scaling.worker.checks.steps import Bench
-from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.models.synthetic import build
 
 STEP_NS = 40_000_000
@@ -28,12 +28,7 @@ def linear(features=32, outputs=16):
     def make_batch(samples, _generator):
         return torch.ones(samples, features), torch.zeros(samples, outputs)
 
-    return Workload(
-        module=torch.nn.Linear(features, outputs),
-        make_batch=make_batch,
-        loss=torch.nn.functional.mse_loss,
-        optimizer=sgd,
-    )
+    return towards_zero(torch.nn.Linear(features, outputs), make_batch=make_batch)
 
 
 def test_each_operator_has_its_shapes_its_calls_and_its_work():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.workloads import towards_zero
 
 from scaling.config.compose import requests
 from scaling.records.checkup import SCHEMA, Roofline
@@ -19,7 +20,6 @@ from scaling.worker.checks import ceilings
 from scaling.worker.checks.checkup import Checkup
 from scaling.worker.checks.kernels import note_step
 from scaling.worker.checks.steps import Bench
-from scaling.worker.data.workload import Workload, sgd
 
 LOCAL = ("model=mlp", "topology=local", "topology.device=cpu", "topology.ranks_per_host=1", "world_sizes=[1]")
 
@@ -37,12 +37,7 @@ def raising(error):
         outputs.sum().backward()
         raise error
 
-    return Workload(
-        module=torch.nn.Linear(4, 4),
-        make_batch=lambda n, g: (torch.randn(n, 4, generator=g), torch.zeros(n, 4)),
-        loss=loss,
-        optimizer=sgd,
-    )
+    return towards_zero(torch.nn.Linear(4, 4), 4, loss=loss)
 
 
 def rank_of(plan, folder):
@@ -69,12 +64,7 @@ def test_the_run_goes_on_without_a_roofline(plan, tmp_path, capsys, error):
     ],
 )
 def test_convolutions_are_measured_where_a_step_has_one(plan, tmp_path, monkeypatch, layer, shape, kinds):
-    workload = Workload(
-        module=layer,
-        make_batch=lambda n, g: (torch.randn(n, *shape, generator=g), torch.zeros(n, *shape)),
-        loss=torch.nn.functional.mse_loss,
-        optimizer=sgd,
-    )
+    workload = towards_zero(layer, *shape)
     monkeypatch.setattr(ceilings, "LOAD_NS", 10_000_000)
     monkeypatch.setattr(ceilings, "_COPIES", {"cpu": (2**20,)})
     folder = RunFolder(tmp_path).launch(0)
@@ -96,11 +86,6 @@ def test_the_doctor_notes_what_the_step_raised(plan):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_step_fetches_the_batches_of_all_its_micro_steps(plan, steps):
     plan = replace(plan, spec=replace(plan.spec, accumulation_steps=steps))
-    workload = Workload(
-        module=torch.nn.Linear(4, 4),
-        make_batch=lambda n, g: (torch.randn(n, 4, generator=g), torch.zeros(n, 4)),
-        loss=torch.nn.functional.mse_loss,
-        optimizer=sgd,
-    )
+    workload = towards_zero(torch.nn.Linear(4, 4), 4)
     work = Bench(plan, plan.trials[0], workload, Cpu(), Precision("fp32", "cpu"), 0).work()
     assert work.input_bytes == plan.trials[0].batch * 8 * 4

@@ -9,12 +9,12 @@ import gc
 
 import pytest
 import torch
+from support.workloads import towards_zero
 from torch import nn
 
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks import parity
 from scaling.worker.checks.parity import Parity, sums
-from scaling.worker.data.workload import Workload, sgd
 
 FORMATS = ("fp32", "bf16")
 
@@ -23,11 +23,10 @@ def factory(*layers):
     def build():
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(32, 64), *[make() for make in layers], nn.Linear(64, 8))
-        return Workload(
-            module=module,
+        return towards_zero(
+            module,
             make_batch=lambda n, g: (torch.randn(n, 32, generator=g), torch.randint(8, (n,), generator=g)),
             loss=nn.functional.cross_entropy,
-            optimizer=sgd,
         )
 
     return build
@@ -138,12 +137,7 @@ def test_no_tensor_of_a_run_outlives_it():
 
     def build():
         torch.manual_seed(0)
-        return Workload(
-            module=nn.Linear(300, 300),
-            make_batch=lambda n, g: (torch.randn(n, 300, generator=g), torch.zeros(n, 300)),
-            loss=nn.functional.mse_loss,
-            optimizer=sgd,
-        )
+        return towards_zero(nn.Linear(300, 300), 300)
 
     parity = Parity(build, Cpu(), seed=0, batch=8)
     next(parity.record(("fp32",)))

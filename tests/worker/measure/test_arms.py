@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from support.workloads import towards_zero
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.config.compose import requests
@@ -17,7 +18,7 @@ from scaling.settings.run import Inject
 from scaling.settings.schedule import dropped_steps, settling_steps
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.feed import Feed
-from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.data.workload import sgd
 from scaling.worker.measure.arms import Arms, grown
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.prepare import fits
@@ -59,12 +60,7 @@ def groups(tmp_path):
 
 def arms_of(groups, spec, variant=None, *, feed=None, optimizer=sgd, device=None):
     """Those of two ranks, with a linear layer."""
-    workload = Workload(
-        module=torch.nn.Linear(2, 2),
-        make_batch=lambda n, g: None,
-        loss=torch.nn.functional.mse_loss,
-        optimizer=optimizer,
-    )
+    workload = towards_zero(torch.nn.Linear(2, 2), make_batch=lambda n, g: None, optimizer=optimizer)
     return Arms(
         spec=spec,
         variant=variant,
