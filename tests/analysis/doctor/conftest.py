@@ -93,9 +93,11 @@ class Node:
             parity=(record("fp64"), record("fp32"), record("bf16")),
         )
 
-    def change(self, rank: int, *, facts=None, **changes) -> None:
-        check = self.checks[rank]
-        self.checks[rank] = dataclasses.replace(check, facts={**check.facts, **(facts or {})}, **changes)
+    def change(self, *ranks: int, facts=None, **changes) -> None:
+        """What these ranks wrote; without one, all of them."""
+        for rank in ranks or range(len(self.checks)):
+            check = self.checks[rank]
+            self.checks[rank] = dataclasses.replace(check, facts={**check.facts, **(facts or {})}, **changes)
 
     def host(self) -> HostRecord:
         gpus = Gpus(self.nvml)

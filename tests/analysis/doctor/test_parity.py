@@ -55,8 +55,7 @@ def test_a_device_that_computes_wrong_with_nothing_else_to_blame(node, a_record,
 
 def test_a_layer_that_is_wrong_in_bf16_only(node, a_record, a_layer):
     wrong = a_record("bf16", (a_layer("0", error=0.004), a_layer("1", error=0.7), a_layer("2", error=0.7)))
-    for rank in range(4):
-        node.change(rank, parity=(a_record("fp64"), a_record("fp32"), wrong))
+    node.change(parity=(a_record("fp64"), a_record("fp32"), wrong))
     problem = one(node.examine(), "bf16: 1 is 70.0% off float64")
     assert problem.rank is None
     assert problem.severity == WARNING
@@ -75,8 +74,7 @@ def test_what_does_not_repeat(node, a_record):
 
 def test_an_overflow_is_named_with_its_layer(node, a_record, a_layer):
     broken = a_record("fp16", (a_layer("0"), a_layer("1", error=None, not_finite=12)), scale=0.0)
-    for rank in range(4):
-        node.change(rank, parity=(a_record("fp64"), a_record("fp32"), broken))
+    node.change(parity=(a_record("fp64"), a_record("fp32"), broken))
     problem = one(node.examine(), "fp16: overflow, 12 elements are not finite, first in 1")
     assert problem.severity == ERROR
     assert "bf16" in problem.remedy
@@ -86,8 +84,7 @@ def test_gradients_that_are_not_finite_are_an_overflow_too(node, a_record, a_lay
     """In bf16 there is no scale to lower, and all outputs may be numbers."""
     gradients = (a_layer("0.weight", error=None, not_finite=5), a_layer("1.weight", error=None, not_finite=3))
     broken = a_record("bf16", gradients=gradients)
-    for rank in range(4):
-        node.change(rank, parity=(a_record("fp64"), a_record("fp32"), broken))
+    node.change(parity=(a_record("fp64"), a_record("fp32"), broken))
     problem = one(node.examine(), "bf16: overflow, 3 elements are not finite, first in gradient of 1.weight")
     assert problem.severity == ERROR
 
@@ -136,8 +133,7 @@ def test_a_parity_file_of_another_model_is_refused(node, a_record, tmp_path):
 
 def test_speed_stands_beside_it(node, a_record):
     fast = a_record("bf16", step_ns=(5_000_000,) * 3)
-    for rank in range(4):
-        node.change(rank, parity=(a_record("fp64"), a_record("fp32"), fast))
+    node.change(parity=(a_record("fp64"), a_record("fp32"), fast))
     row = node.examine().parity.table[-1]
     assert row.speedup.value == pytest.approx(2)
 
@@ -161,16 +157,12 @@ def test_a_format_without_memory_on_one_rank_is_a_warning_there(node, a_record):
 
 
 def test_and_said_once_where_it_is_so_everywhere(node, a_record):
-    for rank in range(4):
-        node.change(
-            rank, parity=(a_record("fp64"), a_record("fp32")), parity_left_out={"bf16": "out of memory"}
-        )
+    node.change(parity=(a_record("fp64"), a_record("fp32")), parity_left_out={"bf16": "out of memory"})
     found = node.examine()
     assert one(found, "bf16: parity was not checked: its steps").rank is None
     assert {row.precision for row in found.parity.table} == {"fp64", "fp32"}
 
 
 def test_a_machine_without_fp32_leaves_no_parity_file(node, a_record):
-    for rank in range(4):
-        node.change(rank, parity=(a_record("bf16"),), parity_left_out={"fp32": "out of memory", **FULL})
+    node.change(parity=(a_record("bf16"),), parity_left_out={"fp32": "out of memory", **FULL})
     assert machine_of(Evidence(checks=tuple(node.checks), hosts={}), "m()") is None
