@@ -15,10 +15,9 @@ from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Point, TrialStatus
-from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
 from scaling.records.tables import Tables
-from scaling.settings import plan as plans
 from scaling.settings.plan import Plan
 
 
@@ -51,7 +50,7 @@ def analyzed(tables: Tables, plan: Plan) -> Analysis:
 @pytest.fixture
 def plan(cluster: Any) -> Plan:
     """That of the simulated cluster's own run."""
-    return plans.make_plan(cluster.spec_of(cluster.Truth()), run_id="", created="", version="")
+    return cluster.plan_of(cluster.Truth())
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +61,7 @@ def measure(simulate) -> Callable[[Any], Run]:
         with tempfile.TemporaryDirectory() as parent:
             folder = RunFolder(Path(parent) / "run")
             expected = simulate(truth, folder.path)
-            plan = read_json(folder.plan, Plan, plans.SCHEMA)
+            plan = read_plan(folder)
             tables = checked(folder, plan)
         return Run(expected=expected, plan=plan, tables=tables, analysis=analyzed(tables, plan))
 

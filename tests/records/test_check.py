@@ -9,6 +9,7 @@ import shutil
 import pytest
 from support import rank_files
 from support.results import plan
+from support.simulated_cluster import Truth
 from support.tables import checked
 
 from scaling.cli.pipeline import rebuild
@@ -20,17 +21,8 @@ from scaling.settings.parallel import Parallel
 MS = 1_000_000
 
 
-@pytest.fixture(scope="module")
-def original(simulate, cluster, tmp_path_factory):
-    folder = RunFolder(tmp_path_factory.mktemp("check") / "run")
-    simulate(cluster.Truth(world_sizes=(1, 2), rounds=3, steps=4), folder.path)
-    return folder
-
-
-@pytest.fixture
-def folder(original, tmp_path):
-    """A whole run of two ranks, whose records are then changed as if they had been measured so."""
-    return RunFolder(shutil.copytree(original.path, tmp_path / "run"))
+TRUTH = Truth(world_sizes=(1, 2), rounds=3, steps=4)
+"""A whole run of two ranks, whose records are then changed as if they had been measured so."""
 
 
 def read(folder):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -31,13 +30,6 @@ TRUTH = simulated_cluster.Truth(
 )
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = RunFolder(tmp_path_factory.mktemp("packed") / "run")
-    simulated_cluster.simulate(TRUTH, folder.path)
-    return folder
-
-
 def rows(folder):
     read = collected(folder)
     order = ["launch", "rank", "block", "step", "seq", "index"]
@@ -47,8 +39,8 @@ def rows(folder):
     }
 
 
-def test_packed_steps_take_less_than_a_third_of_their_numbers_as_json(run):
-    path = run.launch(0).rank(3)
+def test_packed_steps_take_less_than_a_third_of_their_numbers_as_json(original):
+    path = original.launch(0).rank(3)
     packed = sum(len(line) for line in path.read_bytes().splitlines() if b'"t":"steps"' in line)
     steps = [line for line in rank_files.read(path) if line["t"] == "step"]
     assert packed < len(json.dumps(steps, separators=(",", ":"))) / 3
@@ -64,12 +56,7 @@ def written(path, steps, collectives=()):
 
 def read(path):
     folder = RunFolder(path)
-    plan = simulated_cluster.make_plan(
-        simulated_cluster.spec_of(simulated_cluster.Truth(world_sizes=(1,), hosts=1)),
-        run_id="a",
-        created="",
-        version="0",
-    )
+    plan = simulated_cluster.plan_of(simulated_cluster.Truth(world_sizes=(1,), hosts=1))
     return collected(folder, plan)
 
 
@@ -134,9 +121,7 @@ def test_equal_steps_are_one_record_and_defaults_are_left_out():
     ],
     ids=str,
 )
-def test_steps_that_cannot_be_unpacked_lose_their_block(run, tmp_path, change):
-    folder = RunFolder(tmp_path / "run")
-    shutil.copytree(run.path, folder.path)
+def test_steps_that_cannot_be_unpacked_lose_their_block(folder, change):
     path = folder.launch(0).rank(1)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     line = next(line for line in lines if line["t"] == "steps")

@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from support.simulated_cluster import Truth
 from support.tables import collected
 
 from scaling.records.encoding import Sealer, stretches
@@ -23,9 +24,9 @@ from scaling.records.format import (
     StepRow,
     shortened,
 )
-from scaling.records.paths import RunFolder
 from scaling.worker.measure.recorder import Recorder
 
+TRUTH = Truth(world_sizes=(1, 2), rounds=2, steps=3)
 ROW = (3, 0, 2, 2**20, 10, 20, 30)
 
 
@@ -156,9 +157,7 @@ def test_a_sealer_starts_anew_after_each_seal():
     assert one.seal('{"c":1}\n') == two.seal('{"c":1}\n')
 
 
-def test_a_run_names_the_block_that_changed(simulate, cluster, tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    simulate(cluster.Truth(world_sizes=(1, 2), rounds=2, steps=3), folder.path)
+def test_a_run_names_the_block_that_changed(folder):
     path, rng = folder.launch(0).rank(1), random.Random(0)
     lines = path.read_text().splitlines(keepends=True)
     at = rng.choice([k for k, line in enumerate(lines) if '"t":"steps"' in line])

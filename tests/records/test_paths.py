@@ -20,28 +20,18 @@ def test_launches_are_in_the_order_of_their_numbers(tmp_path):
 
 def test_names_are_those_of_the_format(tmp_path):
     folder = RunFolder(tmp_path)
-    top = (
-        "config",
-        "plan",
-        "command",
-        "status",
-        "analysis",
-        "timeline",
-        "report_html",
-        "report_md",
-        "report_txt",
-    )
-    assert [getattr(folder, name).name for name in top] == [
-        "config.yaml",
-        "plan.json",
-        "command.txt",
-        "status.json",
-        "analysis.json",
-        "timeline.json",
-        "report.html",
-        "report.md",
-        "report.txt",
-    ]
+    names = {
+        "config": "config.yaml",
+        "plan": "plan.json",
+        "command": "command.txt",
+        "status": "status.json",
+        "analysis": "analysis.json",
+        "timeline": "timeline.json",
+        "report_html": "report.html",
+        "report_md": "report.md",
+        "report_txt": "report.txt",
+    }
+    assert {name: getattr(folder, name).name for name in names} == names
     assert folder.table("steps") == tmp_path / "steps.parquet"
     launch = folder.launch(1)
     assert launch.rank(3) == tmp_path / "launches" / "1" / "rank-3.jsonl"

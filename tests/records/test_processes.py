@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from support.processes import alive
 
 from scaling.records import processes as of_processes
 from scaling.records.processes import Processes
@@ -25,14 +25,6 @@ with Processes(2) as processes:
     list(processes.each(time.sleep, [(60,), (60,)]))
 """
 """A script without a guard, which is what a user's script may look like."""
-
-
-def alive(pid):
-    """Whether a process runs; one that ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def ended(pids, within_s=20.0):

@@ -6,14 +6,14 @@ import pytest
 
 from scaling.records import files
 from scaling.records.run import LaunchStatus, Status, in_words, left, status_of
-from scaling.settings.plan import Plan, make_plan
+from scaling.settings.plan import Plan
 
 SIZES = (1, 2, 4)
 
 
 @pytest.fixture
 def plan(cluster) -> Plan:
-    return make_plan(cluster.spec_of(cluster.Truth(world_sizes=SIZES)), run_id="run", created="", version="")
+    return cluster.plan_of(cluster.Truth(world_sizes=SIZES))
 
 
 def launch(index=0, state="done", **more):

@@ -13,35 +13,21 @@ import numpy as np
 import polars as pl
 import pytest
 from support import rank_files
+from support.simulated_cluster import Truth
 from support.tables import collected, unchecked
 
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.records.files import read_json
 from scaling.records.format import SCHEMA, STEP_FIELDS
-from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
 from scaling.records.tables import STEP_TABLES, publish_tables, read_published
-from scaling.settings import plan as plans
-from scaling.settings.plan import HARNESS, OWN_LOOP, Plan
+from scaling.settings.plan import HARNESS, OWN_LOOP
 from scaling.settings.schedule import round_blocks
 
 FRAMES = ("blocks", "steps", "buckets", "fabric", "parameters")
 
 
-@pytest.fixture(scope="module")
-def original(simulate, cluster, tmp_path_factory):
-    folder = RunFolder(tmp_path_factory.mktemp("collect") / "run")
-    simulate(cluster.Truth(world_sizes=(1, 2), rounds=2, steps=3), folder.path)
-    return folder
-
-
-@pytest.fixture
-def folder(original, tmp_path):
-    """A run of two ranks, to be damaged."""
-    return RunFolder(shutil.copytree(original.path, tmp_path / "run"))
-
-
-def plan_of(folder) -> Plan:
-    return read_json(folder.plan, Plan, plans.SCHEMA)
+TRUTH = Truth(world_sizes=(1, 2), rounds=2, steps=3)
+"""A run of two ranks, to be damaged."""
 
 
 def lines(folder, rank=1):
@@ -83,7 +69,7 @@ def test_a_whole_run_has_no_gaps(folder):
 
 
 def test_blocks_of_a_rank_are_those_that_the_plan_gives_it(folder):
-    plan, tables = plan_of(folder), collected(folder)
+    plan, tables = read_plan(folder), collected(folder)
     for rank in (0, 1):
         planned = {b.id for r in (0, 1) for b in round_blocks(plan, plan.trials, 0, r) if b.runs_on(rank)}
         assert set(of_rank(tables.blocks, rank)["block"]) == planned
@@ -159,7 +145,7 @@ def test_files_are_gone_with_their_tables(folder):
 @pytest.mark.parametrize("source", [HARNESS, OWN_LOOP])
 def test_files_are_gone_with_the_records_that_were_read_from_them(folder, source):
     """At once, and not when the collector comes by: nothing refers to itself."""
-    plan = dataclasses.replace(plan_of(folder), source=source)
+    plan = dataclasses.replace(read_plan(folder), source=source)
     run = RunRecords(unchecked(folder, plan), plan)
     assert run.usable.usable is run.usable
     gc.disable()

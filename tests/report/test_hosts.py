@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
-from html import unescape
 
 import pytest
-from rich.console import Console
-from support.reports import markdown, page, print_analysis
+from support.reports import as_text, page
 
 from scaling.analysis.results import HostSpeed, Measured
 from scaling.report.machines import SHOWN, host_lines, host_table
@@ -42,20 +39,7 @@ SAID = (
 @pytest.fixture
 def shown(sample):
     """shown(hosts): what each renderer shows of a run with them, as text."""
-
-    def show(hosts):
-        analysis, plan = replace(sample.good(), hosts=hosts), sample.plan()
-        terminal = io.StringIO()
-        print_analysis(Console(file=terminal, width=80, no_color=True), analysis, plan)
-        assert max(map(len, terminal.getvalue().splitlines())) <= 80
-        found = {
-            "terminal": terminal.getvalue(),
-            "page": unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
-            "markdown": markdown(analysis, plan),
-        }
-        return {name: " ".join(said.split()) for name, said in found.items()}
-
-    return show
+    return lambda hosts: as_text(replace(sample.good(), hosts=hosts), sample.plan())
 
 
 def test_a_host_that_stands_out_is_named_with_its_figures():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from dataclasses import replace
-from html import unescape
 from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from rich.console import Console
-from support.reports import comparison_page, figures_of, markdown, page, print_analysis, sweep_page
+from support.reports import comparison_page, figures_of, page, sweep_page
 
 from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, Timeline
 from scaling.records import files
@@ -333,16 +330,7 @@ FIGURES = (
 
 @pytest.fixture(scope="module")
 def shown(sample):
-    """What each renderer shows of the run, as text."""
-    analysis, plan = sample.good(), sample.plan()
-    terminal = io.StringIO()
-    print_analysis(Console(file=terminal, width=80, no_color=True), analysis, plan)
-    found = {
-        "terminal": terminal.getvalue(),
-        "page": unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
-        "markdown": markdown(analysis, plan),
-    }
-    return {name: " ".join(said.split()) for name, said in found.items()}
+    return as_text(sample.good(), sample.plan())
 
 
 @pytest.mark.parametrize(("path", "name", "scale"), FIGURES, ids=[name for _, name, _ in FIGURES])

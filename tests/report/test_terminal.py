@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from html import unescape
 
 import pytest
 from rich.console import Console
-from support.reports import markdown, page, print_analysis, print_comparison
+from support.reports import as_text, page, print_analysis, print_comparison
 
 from scaling.analysis.results import Fabric, HostSteps, Measured, OwnStep, RankSpread
 from scaling.plain import plain
@@ -181,16 +180,7 @@ SAID = (
 
 
 def shown(sample, ranks):
-    analysis, plan = replace(sample.good(), ranks=ranks), sample.plan()
-    terminal = io.StringIO()
-    print_analysis(Console(file=terminal, width=80, no_color=True), analysis, plan)
-    assert max(map(len, terminal.getvalue().splitlines())) <= 80
-    texts = (
-        terminal.getvalue(),
-        unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
-        markdown(analysis, plan),
-    )
-    return [" ".join(text.split()) for text in texts]
+    return as_text(replace(sample.good(), ranks=ranks), sample.plan()).values()
 
 
 def test_every_report_says_the_same(sample):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from html import unescape
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +36,19 @@ def print_analysis(
     console: Console, analysis: Analysis, plan: Plan, *, report_path: Any = None, verbose: bool = True
 ) -> None:
     terminal.draw(console, run.document(analysis, plan, report_path=report_path), verbose=verbose)
+
+
+def as_text(analysis: Analysis, plan: Plan) -> dict[str, str]:
+    """What each renderer shows of a run, its words with a blank between them; the terminal's are in 80 columns."""
+    terminal_file = io.StringIO()
+    print_analysis(Console(file=terminal_file, width=80, no_color=True), analysis, plan)
+    assert max(map(len, terminal_file.getvalue().splitlines())) <= 80
+    shown = {
+        "terminal": terminal_file.getvalue(),
+        "page": unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
+        "markdown": markdown(analysis, plan),
+    }
+    return {name: " ".join(said.split()) for name, said in shown.items()}
 
 
 def comparison_page(compared: Comparison, base: Analysis, other: Analysis, sweep: Sweep | None = None) -> str:

@@ -685,10 +685,13 @@ def line(value: dict[str, object]) -> str:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
+def plan_of(truth: Truth) -> Plan:
+    return make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
+
+
 def simulate(truth: Truth, path: Path) -> Expected:
     """Write the run folder `path` (created) and return what it should be found to hold."""
-    plan = make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
-    plan = replace(plan, content=Content(detailed=truth.detailed or None))
+    plan = replace(plan_of(truth), content=Content(detailed=truth.detailed or None))
     folder = store.RunFolder(path)
     folder.path.mkdir(parents=True, exist_ok=True)
     files.write_json(folder.plan, plan)

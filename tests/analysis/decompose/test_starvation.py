@@ -11,7 +11,6 @@ import pytest
 from scaling.analysis.decompose.starvation import with_input
 from scaling.report.answer import answer
 from scaling.report.findings import loader_line
-from scaling.settings.plan import make_plan
 from scaling.settings.run import Data
 
 MS = 1_000_000
@@ -47,7 +46,7 @@ def starved(starve):
 
 
 def plain_ns(cluster, truth, n):
-    plan = make_plan(cluster.spec_of(truth), run_id="", created="", version="")
+    plan = cluster.plan_of(truth)
     return cluster.expect(truth, plan.trials[truth.world_sizes.index(n)]).step_ns["plain"]
 
 

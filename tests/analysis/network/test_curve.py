@@ -24,7 +24,6 @@ from scaling.analysis.network.curve import (
     sweep_times,
 )
 from scaling.analysis.statistics.rounds import Means, Rounds, UnknownQuantityError
-from scaling.settings.plan import make_plan
 
 KIB, MIB = 2**10, 2**20
 SWEEP = tuple(KIB * 4**k for k in range(8))  # 1 KiB ... 16 MiB
@@ -183,7 +182,7 @@ def curve_of(cluster):
 
     def made(n, ranks_per_host=1, times=None, bound_ns=0):
         truth = cluster.Truth(world_sizes=(n,), ranks_per_host=ranks_per_host, hosts=n // ranks_per_host)
-        plan = make_plan(cluster.spec_of(truth), run_id="", created="", version="")
+        plan = cluster.plan_of(truth)
         times = times or {size: exact(size, n) for size in SWEEP}
         rounds = Rounds({str(s): np.full(8, t) for s, t in times.items()}, np.zeros(8, dtype=np.int64))
         return level({"all_reduce": (rounds, tuple(times))}, plan, n, bound_ns), plan.spec.topology.link
@@ -217,7 +216,7 @@ def test_a_nominal_link_is_known_between_hosts_only(curve_of):
 
 
 def test_other_collectives_stand_beside_and_do_not_enter_the_fit(cluster):
-    plan = make_plan(cluster.spec_of(cluster.Truth(world_sizes=(4,))), run_id="", created="", version="")
+    plan = cluster.plan_of(cluster.Truth(world_sizes=(4,)))
     one = Rounds({str(s): np.full(8, exact(s, 4)) for s in SWEEP}, np.zeros(8, dtype=np.int64))
     two = Rounds({str(MIB): np.full(8, 1e6)}, np.zeros(8, dtype=np.int64))
     found = level({"all_reduce": (one, SWEEP), "broadcast": (two, (MIB,))}, plan, 4)

@@ -10,12 +10,11 @@ from support.results import comm
 from scaling.analysis.results import Measured, Point, Remedy, StepParts, Verdict
 from scaling.analysis.verdicts.remedies import no_gain
 from scaling.analysis.verdicts.verdict import doubted, launch_bound
-from scaling.settings.plan import make_plan
 
 
 @pytest.fixture
 def plan(cluster):
-    return make_plan(cluster.spec_of(cluster.Truth(channels=1)), run_id="", created="", version="")
+    return cluster.plan_of(cluster.Truth(channels=1))
 
 
 def found(plan, starved, half=0.05, enqueue=None):
