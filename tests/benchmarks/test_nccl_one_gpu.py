@@ -119,9 +119,8 @@ def test_the_kernels_of_two_ranks_of_one_h100(benchmark, rank):
             events = json.load(file)["traceEvents"]
         found.append({"traced": 6, "collectives": rank.kernels_of(events)})
     kernels = benchmark.kernels_ms(found)
-    assert kernels == pytest.approx(
-        [0.050, 0.138, 0.128, 0.120, 0.073], rel=0.05
-    )  # as the records' page has them
+    # as the records' page has them
+    assert kernels == pytest.approx([0.050, 0.138, 0.128, 0.120, 0.073], rel=0.05)
     assert sum(kernels) == pytest.approx(0.51, rel=0.02)
 
 

@@ -51,9 +51,8 @@ def step_by_arithmetic(point, compute_ms, rate_bit_s):
 @pytest.mark.measures
 def test_the_step_is_what_arithmetic_says(synthetic, point_of):
     point = point_of(synthetic[0], 2)
-    awake = (
-        point["arms_ms"]["bare_one"]["value"] - 45
-    )  # the optimizer, and what sleeping longer than asked costs
+    # the optimizer, and what sleeping longer than asked costs
+    awake = point["arms_ms"]["bare_one"]["value"] - 45
     expected = step_by_arithmetic(point, 45, 1e9) + awake
     assert point["step_ms"]["value"] == pytest.approx(expected, rel=0.10)
 

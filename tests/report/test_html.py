@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from support.reports import comparison_page, figures_of, page, sweep_page
+from support.reports import as_text, comparison_page, figures_of, page, sweep_page
 
 from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, Timeline
 from scaling.records import files
@@ -261,9 +261,8 @@ def test_series_are_told_apart_by_more_than_colour(sample):
     looks = {(t["line"]["dash"], t["marker"]["symbol"]) for t in drawn.data if "marker" in t}
     assert len(looks) == len(runs)
     parts = [t["marker"]["pattern"]["shape"] for t in figure_bars(sample)]
-    assert (
-        len(parts) == len(set(parts)) + 1
-    )  # forward and backward, which stand side by side, differ in depth
+    # forward and backward, which stand side by side, differ in depth
+    assert len(parts) == len(set(parts)) + 1
 
 
 def test_a_curve_leaves_out_what_tells_nothing(sample):

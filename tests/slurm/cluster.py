@@ -175,9 +175,8 @@ class Cluster:
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
     """Start one and end it, with everything that its jobs may have left."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="scaling-slurm-")
-    )  # munge requires parent folders that other users cannot write to
+    # munge requires parent folders that other users cannot write to
+    folder = Path(tempfile.mkdtemp(prefix="scaling-slurm-"))
     folder.chmod(0o755)
     # Removes the folder when this process is gone, however that came about: its end of the pipe closes then.
     janitor = subprocess.Popen(

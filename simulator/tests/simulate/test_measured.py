@@ -65,9 +65,8 @@ def test_operators_that_take_longer_than_their_step_are_scaled_to_it_and_that_is
 
 
 def test_other_shapes_take_their_operators_share_of_what_the_device_can_do():
-    given = table(
-        2_000_000, kernel("aten::mm|a", 2_000_000, flops=1_000_000)
-    )  # 1 ms at 1 GFLOP/s: a factor of 2
+    # 1 ms at 1 GFLOP/s: a factor of 2
+    given = table(2_000_000, kernel("aten::mm|a", 2_000_000, flops=1_000_000))
     times, _ = measured._times(given, CHIP, on_cpu=False)
     assert times.factors == {"aten::mm": pytest.approx(2.0), "*": pytest.approx(2.0)}
 

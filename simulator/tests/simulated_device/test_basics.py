@@ -324,9 +324,8 @@ def test_an_operator_over_a_list_is_one_kernel_as_on_a_gpu():
     assert same
     assert launched == 3 * 5_000
     tensors_us = 20 * 40_000 / 1e3  # at 1 GB/s
-    moved_us = (
-        (2 + 1) * tensors_us + 2 * tensors_us + tensors_us
-    )  # two read and one written, one and one, one read
+    # two read and one written, one and one, one read
+    moved_us = (2 + 1) * tensors_us + 2 * tensors_us + tensors_us
     assert took == pytest.approx(1e3 * (5 + 3 * 2 + moved_us), rel=0.001)
 
 

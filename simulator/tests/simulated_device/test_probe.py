@@ -75,9 +75,8 @@ def test_every_transfer_is_the_links_and_what_is_hidden_is_not_exposed(tmp_path)
     assert again.bytes <= size
     for one in kinds.values():
         assert one.transfer_ms.value == pytest.approx(wire_ms(one), rel=0.01)
-    assert (
-        RunFolder(tmp_path / "own").launch(0).telemetry(0).exists()
-    )  # sampled by the first rank of the host
+    # sampled by the first rank of the host
+    assert RunFolder(tmp_path / "own").launch(0).telemetry(0).exists()
     parts = point.parts_ms
     whole = sum(getattr(parts, name).value for name in ("input", "forward", "backward", "optimizer", "host"))
     whole += parts.exposed_transfer.value + parts.exposed_skew.value

@@ -161,9 +161,8 @@ def by_hand(rank, world, folder, hooked, shared):
     set_cost(700, "aten::mm", "aten::addmm")
     net = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(8)]).to("sim")
     torch.ones(1, device="sim").add_(1)
-    for _ in range(
-        7 if shared else 8
-    ):  # each takes the next queue, and the communicator's the one behind them
+    # each takes the next queue, and the communicator's the one behind them
+    for _ in range(7 if shared else 8):
         with torch.Stream("sim"):
             torch.ones(1, device="sim").add_(1)
     dist.all_reduce(torch.ones(1, device="sim"))
@@ -215,9 +214,8 @@ def test_the_late_rank_its_phase_and_its_cost_are_told_and_details_cost_nothing(
     assert (late.rank, late.phase) == (queues.STRATEGIES[strategy] - 1, "input")
     assert late.cost_ms.value == pytest.approx(queues.LATE_MS, rel=0.02)
     assert found.causes == ("straggler",)
-    assert (
-        found.point.parts_ms.optimizer.value < queues.LATE_MS / 4
-    )  # the wait in one queue is none of its own
+    # the wait in one queue is none of its own
+    assert found.point.parts_ms.optimizer.value < queues.LATE_MS / 4
     assert found.withheld == (("disturbs",) if connections == 1 else ())
     if connections > 1:
         assert found.details_cost < 0.01

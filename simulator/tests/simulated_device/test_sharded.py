@@ -114,9 +114,8 @@ def fsdp(rank, world, math=True):
     )
     found["counts"] = len(gathers), len(scatters)
     found["streams"] = [{task.stream for task in tasks} for tasks in (gathers, scatters, products)]
-    found["off_model_ns"] = off_model(
-        found.pop("tasks"), {"default_pg": world}
-    )  # the group of a mesh over all ranks
+    # the group of a mesh over all ranks
+    found["off_model_ns"] = off_model(found.pop("tasks"), {"default_pg": world})
     return found
 
 

@@ -70,9 +70,8 @@ def held_to_the_link(document):
 def test_a_model_whose_compute_is_known(tmp_path):
     """60 ms of sleeps, of which backward hides most of 16 MiB in two buckets; the last one is exposed."""
     document, done = run(tmp_path, "model=synthetic", said="SYNTHETIC compute")
-    assert (
-        "no step was timed" in done.stderr
-    )  # sleeps of the virtual clock say nothing of this machine's time
+    # sleeps of the virtual clock say nothing of this machine's time
+    assert "no step was timed" in done.stderr
     _, two = document["points"]
     assert two["arms_ms"]["bare_one"]["value"] == pytest.approx(60, rel=0.005)
     assert held_to_the_link(document) is two

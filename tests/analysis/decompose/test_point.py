@@ -254,9 +254,8 @@ def test_buckets_are_described_in_the_order_of_reduction(busy, cluster):
     assert comm.bytes_per_step == truth.payload
     ready = [b.ready_ms.value for b in comm.buckets]
     assert ready == sorted(ready)
-    assert all(
-        b.skew_ms.value > 10 for b in comm.buckets
-    )  # rank 1 is 20 ms late, a quarter of it by the mean
+    # rank 1 is 20 ms late, a quarter of it by the mean
+    assert all(b.skew_ms.value > 10 for b in comm.buckets)
 
 
 def test_replay_is_the_machines_own_curve_at_these_sizes(measure, cluster):

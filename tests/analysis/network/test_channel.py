@@ -169,7 +169,6 @@ def test_what_was_asked_for_early_is_held_up_by_nothing_later():
     flow = Flow(Channel(fifo=True, communicator=(1, 2)), (1, 1), 2)
     flow.launch(0, np.array([[0.0]]), np.array([[10.0]]))
     assert flow.end(0) == 10
-    flow.launch(
-        1, np.array([[4.0]]), np.array([[5.0]])
-    )  # a rank that went on a little before its part was over
+    # a rank that went on a little before its part was over
+    flow.launch(1, np.array([[4.0]]), np.array([[5.0]]))
     assert flow.end(1) == 15

@@ -61,9 +61,8 @@ def test_less_than_half_is_said_with_the_cause_that_nccl_names_and_with_none_of_
     )
     assert "less than half" not in beside(*on_two, 120.0, (), cards)
     assert "less than half" not in beside(*on_two, 400.0, cause, cards)
-    assert "less than half" not in beside(
-        *on_two, 180.0, cause
-    )  # not below half of the slowest cards' figure
+    # not below half of the slowest cards' figure
+    assert "less than half" not in beside(*on_two, 180.0, cause)
 
 
 @pytest.mark.parametrize(

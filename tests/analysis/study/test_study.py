@@ -80,9 +80,8 @@ def test_the_loss_has_the_causes_that_were_put_in(sizes):
     slower = (TRUTH.neighbours * TRUTH.overlap - 1) * COMPUTE_NS + (TRUTH.neighbours - 1) * TRUTH.optimizer_ns
     assert two.loss.slower_compute.value * step_ns == pytest.approx(slower, rel=0.1)
     assert two.loss.straggler.value * step_ns == pytest.approx(6e6, rel=0.05)
-    assert two.loss.input.value == pytest.approx(
-        0, abs=0.003
-    )  # the late rank's input is the straggler's alone
+    # the late rank's input is the straggler's alone
+    assert two.loss.input.value == pytest.approx(0, abs=0.003)
     terms = [getattr(two.loss, field.name) for field in dataclasses.fields(two.loss)]
     total = sum(term.value for term in terms if term is not None)
     assert total == pytest.approx(1 - two.efficiency.value, abs=1e-9)

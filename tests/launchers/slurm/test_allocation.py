@@ -219,9 +219,8 @@ def test_pyxis(tmp_path):
     assert f"{tmp_path}:{tmp_path}" in mounts
     assert mounts.endswith(",/data:/data:ro")
     assert "/opt/scaling-harness/launch/slurm_node.sh 8 nccl" in text
-    assert (
-        made.env["PYTHONPATH"] == "/opt/scaling-harness"
-    )  # not this site-packages: its torch is not the image's
+    # not this site-packages: its torch is not the image's
+    assert made.env["PYTHONPATH"] == "/opt/scaling-harness"
     assert made.env["SCALING_PYTHON"] == "python3"
 
 

@@ -87,9 +87,8 @@ def test_devices_and_checks_of_a_log(shared):
 
 def test_a_fit_gives_back_what_went_in():
     (section,) = parse_log(NEW.replace("{w}", "0"), "x.log")
-    fit = section.fitted(
-        "in-place"
-    )  # T = 2 (alpha + m beta / 2) with alpha 5 us, and no rate above the best row's
+    # T = 2 (alpha + m beta / 2) with alpha 5 us, and no rate above the best row's
+    fit = section.fitted("in-place")
     assert fit.busbw_gbit_s == pytest.approx(8 * 4194304 / 410 / 1e3)
     assert fit.alpha_us == pytest.approx(5, rel=0.2)
 

@@ -169,9 +169,8 @@ def test_copies_that_carry_a_collective_are_communication(trace, tmp_path, trace
     assert row["busy_ms"]["value"] == pytest.approx(0.030)
     assert row["exposed_ms"]["value"] == pytest.approx(0.030)
     assert (row["calls"]["value"], row["bytes"]) == (1, 4000)
-    assert job["ranks"][0]["copies_ms"]["value"] == pytest.approx(
-        0.005
-    )  # on the stream that computes: a copy
+    # on the stream that computes: a copy
+    assert job["ranks"][0]["copies_ms"]["value"] == pytest.approx(0.005)
     matched = next(c for c in job["collectives"] if c["collective"] == "all_gather")
     assert (matched["count"], matched["time_us"]["value"]) == (
         3,

@@ -29,9 +29,8 @@ def test_each_instant_is_counted_once(parts):
         t.kernel("gemm", 10, 30, launched=0)  # 10-40
         t.kernel("gemm", 30, 20, launched=1, stream=8)  # 30-50, both at once for 10
         t.all_reduce(45, 25, launched=2)  # 45-70: 5 hidden, 20 exposed
-        t.kernel(
-            "Memcpy HtoD", 60, 20, launched=3, cat="gpu_memcpy"
-        )  # 60-80: 10 under communication, 10 its own
+        # 60-80: 10 under communication, 10 its own
+        t.kernel("Memcpy HtoD", 60, 20, launched=3, cat="gpu_memcpy")
         t.kernel("gemm", 100, 10, launched=90)  # the gap 80-100: 10 not launched, 10 launched and waiting
 
     found = parts(fill)
@@ -49,9 +48,8 @@ def test_steps_begin_on_the_device_and_share_its_time_out(parts):
     def fill(t):
         for k in range(3):
             t.step(k, 100 * k, 99)
-            t.kernel(
-                "gemm", 100 * k + 50, 80, launched=100 * k + 1
-            )  # begins late, ends in the next step's time
+            # begins late, ends in the next step's time
+            t.kernel("gemm", 100 * k + 50, 80, launched=100 * k + 1)
 
     found = parts(fill)
     assert found.labels == ("ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2")
@@ -112,9 +110,8 @@ def test_communication_is_recognised_by_more_than_one_sign(parts):
         t.kernel(
             "myFancyKernel", 60, 10, launched=50, **{"Collective name": "reduce_scatter", "dtype": "Half"}
         )
-        t.kernel(
-            "void at::native::copy", 80, 10, launched=9, stream=20
-        )  # torch's own computes, wherever it runs
+        # torch's own computes, wherever it runs
+        t.kernel("void at::native::copy", 80, 10, launched=9, stream=20)
         t.kernel("gemm", 100, 10, launched=90)
 
     found = parts(fill)

@@ -73,9 +73,8 @@ def test_a_bare_list_of_events_is_a_trace_too(tmp_path):
 @pytest.mark.usefixtures("_unpacked_by")
 def test_a_gzip_of_several_members_is_one_file(tmp_path):
     text, path = LAYOUTS["pretty"].encode(), tmp_path / "trace.json.gz"
-    path.write_bytes(
-        gzip.compress(text[:5000]) + gzip.compress(text[5000:]) + b"\0" * 512
-    )  # padded, as on tapes
+    # padded, as on tapes
+    path.write_bytes(gzip.compress(text[:5000]) + gzip.compress(text[5000:]) + b"\0" * 512)
     assert len(read(path)[0]) == len(EVENTS)
 
 

@@ -71,9 +71,8 @@ def buffered(rank, group, inputs):
     normed = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256))
     ddp = DistributedDataParallel(normed, process_group=group)
     for _ in range(2):
-        step(
-            ddp, inputs
-        )  # in the second one DDP makes its buckets anew, for which ranks wait before the broadcast
+        # in the second one DDP makes its buckets anew, for which ranks wait before the broadcast
+        step(ddp, inputs)
     waits, late = Broadcasts(Cpu()), []
     before = dist._broadcast_coalesced
     for _ in range(2):
@@ -122,9 +121,8 @@ def main(rank: int) -> dict:
     for name, device in (("solo_host", Cpu()), ("solo_device", Hooked())):
         probe = SoloProbe(alone, device)
         with probe.taking() as take:
-            for _ in range(
-                5
-            ):  # a rank that is taken off its core between DDP's reading and ours reads late by that
+            # a rank that is taken off its core between DDP's reading and ours reads late by that
+            for _ in range(5):
                 result[name] = observe(
                     alone, inputs, lambda forward_end, _, take=take: take(forward_end).collectives
                 )

@@ -58,9 +58,8 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
 def test_misuse_is_told_in_one_line_and_the_training_goes_on(ranks, case, said):
     (line,) = ranks[0]["misuse"]["lines"][case]
     assert said in line
-    assert ranks[1]["misuse"]["lines"][case] == (
-        [line] if case == "no_module" else []
-    )  # rank 0 speaks for all
+    # rank 0 speaks for all
+    assert ranks[1]["misuse"]["lines"][case] == ([line] if case == "no_module" else [])
     assert case == "no_module" or case in ranks[1]["misuse"]["trained"]
 
 

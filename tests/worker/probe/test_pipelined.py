@@ -32,15 +32,13 @@ def test_losses_and_weights_are_those_without_a_probe_and_of_the_whole_model(ran
 def test_the_step_and_its_waits_are_known_and_equal_stages_are_not_late(found, name, stages):
     (point,) = found(name).points
     assert point.status == "done"
-    assert point.samples_per_s.value == pytest.approx(
-        8e3 / point.step_ms.value
-    )  # all ranks share the samples
+    # all ranks share the samples
+    assert point.samples_per_s.value == pytest.approx(8e3 / point.step_ms.value)
     assert (point.straggler, point.efficiency) == (None, None)
     messages = MICROBATCHES * (stages - 1)
     assert point.comm.bytes_per_step <= 2 * messages * MESSAGE_BYTES
-    assert (
-        point.comm.bytes_per_step >= 2 * MICROBATCHES * MESSAGE_BYTES
-    )  # of activations and of their gradients
+    # of activations and of their gradients
+    assert point.comm.bytes_per_step >= 2 * MICROBATCHES * MESSAGE_BYTES
     assert point.comm.unclaimed_bytes == 0
 
 

@@ -77,9 +77,8 @@ def test_memory_does_not_grow_with_the_steps(tmp_path):
     tracemalloc.start()
     try:
         steps(22_000)  # whatever is made once is made
-        uncollected = tracemalloc.get_traced_memory()[
-            0
-        ]  # torch drops objects of each wait's kernel in cycles
+        # torch drops objects of each wait's kernel in cycles
+        uncollected = tracemalloc.get_traced_memory()[0]
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         steps(20_000)
