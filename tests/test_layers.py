@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import captured
 
 import scaling
 
@@ -257,9 +257,7 @@ def test_what_a_dataset_needs_is_imported_by_it_alone():
 def loaded(code: str, *packages: str) -> set[str]:
     """Which of these packages a fresh interpreter has loaded after this code."""
     ended = f"{code}\nimport sys; print({set(packages)!r} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", ended], capture_output=True, text=True, check=True, cwd=ROOT.parent
-    )
+    done = captured([sys.executable, "-c", ended], check=True, cwd=ROOT.parent)
     return set(ast.literal_eval(done.stdout.splitlines()[-1].replace("set()", "()")))
 
 

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.processes import NO_NAMESPACES, user_namespaces
+from support.processes import NO_NAMESPACES, captured, user_namespaces
 
 from scaling_simulator import build
 
@@ -100,14 +100,7 @@ SIMULATED = ("topology=simulated_hgx_h100", "model=synthetic", "world_sizes=[8]"
 
 
 def test_without_the_simulator_a_simulated_run_says_how_to_install_it(installed, tmp_path):
-    done = subprocess.run(
-        [installed, "-m", "scaling.cli", "run", *SIMULATED],
-        cwd=tmp_path,
-        env=alone(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured([installed, "-m", "scaling.cli", "run", *SIMULATED], cwd=tmp_path, env=alone())
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "scaling: the simulated accelerator is not installed: pip install 'scaling-harness[simulate]'"
@@ -117,13 +110,10 @@ def test_without_the_simulator_a_simulated_run_says_how_to_install_it(installed,
 def test_with_the_simulator_it_simulates(wheel, simulator, tmp_path):
     """Or says what this machine lacks to build the device."""
     (tmp_path / "away").mkdir()
-    done = subprocess.run(
+    done = captured(
         [environment(tmp_path / "env", wheel, simulator), "-m", "scaling.cli", "run", *SIMULATED, "--json"],
         cwd=tmp_path / "away",
         env=alone(),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     lacking = build.missing()
     if lacking is not None:
@@ -166,13 +156,7 @@ def test_the_users_folders_travel_inside(wheel):
 
 def planned(python, *arguments, cwd):
     """The document of `scaling plan` in that environment."""
-    done = subprocess.run(
-        [python, "-m", "scaling.cli", "plan", *arguments, "--json"],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = captured([python, "-m", "scaling.cli", "plan", *arguments, "--json"], cwd=cwd, check=True)
     return json.loads(done.stdout)
 
 
@@ -193,9 +177,7 @@ def test_a_users_own_config_folder_is_found(installed, tmp_path):
 
 
 def test_it_says_the_version_that_it_was_built_as(installed, wheel):
-    said = subprocess.run(
-        [installed, "-m", "scaling.cli", "--version"], capture_output=True, text=True, check=True
-    )
+    said = captured([installed, "-m", "scaling.cli", "--version"], check=True)
     assert wheel.name.split("-")[1] == said.stdout.strip()
 
 
@@ -207,15 +189,7 @@ def test_the_demo_runs_from_it(installed, tmp_path):
     if not user_namespaces():
         pytest.skip(NO_NAMESPACES)
     demo = ["-m", "experiment=demo", "topology=emulated_pcie,emulated_nvlink", "run_dir=demo"]
-    done = subprocess.run(
-        [installed, "-m", "scaling.cli", "run", *demo],
-        cwd=tmp_path,
-        env=alone(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    done = captured([installed, "-m", "scaling.cli", "run", *demo], cwd=tmp_path, env=alone(), timeout=500)
     assert done.returncode == 0, done.stderr
     own = installed.parents[1]
     work = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
 import sys
 
 import pytest
+from support.processes import captured
 
 from scaling_simulator import build
 
@@ -25,8 +25,6 @@ def test_where_it_lies_is_known_without_an_import_of_torch():
     ask = (
         "import sys; from scaling_simulator.build import folder; print(folder().name, 'torch' in sys.modules)"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", ask], capture_output=True, text=True, check=True
-    ).stdout.split()
+    said = captured([sys.executable, "-c", ask], check=True).stdout.split()
     assert said[0].startswith(f"torch-{importlib.metadata.version('torch')}-py")
     assert said[1] == "False"

@@ -37,14 +37,8 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda p: p.stem)
 def test_every_benchmark_ends_so(path):
     text = path.read_text(encoding="utf-8")
-    assert path.stem in (
-        "ending",
-        "harness",
-        "emulated",
-        "hosts",
-        "zoo_loops",
-        "loop_kinds",
-    ) or text.rstrip().endswith("exit_with(main)")
+    helpers = ("ending", "harness", "emulated", "hosts", "zoo_loops", "loop_kinds")
+    assert path.stem in helpers or text.rstrip().endswith("exit_with(main)")
 
 
 def started(folder, child):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import captured
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks/gpu.py"
@@ -16,14 +16,7 @@ SCRIPT = ROOT / "benchmarks/gpu.py"
 
 def run(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    return captured([sys.executable, str(SCRIPT), *arguments], env=environment, timeout=500)
 
 
 def test_without_a_gpu_it_skips_and_says_why():

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.commands import command, environment
+from support.processes import captured
 
 
 @pytest.mark.parametrize("closed", ["| true", "2>&-", ">&-", ">&- 2>&- <&-"])
 def test_a_command_ends_as_ever(closed, tmp_path):
     script = f"set -o pipefail; {' '.join(command(['--help']))} {closed}"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    done = captured(["bash", "-c", script], cwd=tmp_path, env=environment())
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -36,8 +35,6 @@ def test_what_is_opened_later_does_not_get_what_is_printed(tmp_path):
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["help", "run"], ["-sc", "install=bash"]])
 def test_a_full_disk_is_an_error_of_one_line(words, tmp_path):
     script = f"{' '.join(command(words))} >/dev/full"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    done = captured(["bash", "-c", script], cwd=tmp_path, env=environment())
     assert done.returncode == 1
     assert done.stderr == "scaling: standard output: No space left on device\n"

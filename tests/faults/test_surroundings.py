@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import assert_refusal, command, environment
-from support.processes import NO_NAMESPACES, user_namespaces, wait_until
+from support.processes import NO_NAMESPACES, captured, user_namespaces, wait_until
 
 from scaling.launchers.failure import evidence
 from scaling.launchers.launcher import END_S
@@ -91,15 +91,7 @@ def test_a_local_run_is_ended_in_order(number, driver, tmp_path, left_behind):
 def test_closed_streams_lose_nothing(closed, tmp_path, left_behind):
     run = shlex.join(command(["run", *SHORT_LOCAL, "world_sizes=[2]", "measure=quick", "measure.budget_s=3"]))
     script = f"set -o pipefail; {run} tracking=disabled run_dir=run {closed}"
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TAKES_S,
-    )
+    done = captured(["bash", "-c", script], cwd=tmp_path, env=environment(), timeout=TAKES_S)
     assert done.returncode in (0, 3), done.stderr  # 3: beside other programs a block may be left out
     assert "Traceback" not in done.stdout + done.stderr
     assert analysis_of(tmp_path)["points"][0]["step_ms"]["value"] > 0
@@ -268,13 +260,10 @@ def test_a_disk_that_is_full_from_the_start_is_bad_input(tmp_path):
         exec "$@" run_dir=disk/run
     """
     (tmp_path / "disk").mkdir()
-    done = subprocess.run(
+    done = captured(
         ["unshare", "-Urm", "sh", "-c", script, "sh", *command(["run", *SHORT_LOCAL])],
         cwd=tmp_path,
         env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (2, "")
@@ -370,11 +359,9 @@ def test_a_clock_that_is_set_back_changes_nothing(driver, tmp_path):
     wait_until(lambda: rounds(tmp_path) >= 0.2, process, seconds=TAKES_S)
     sign.touch()
     told = "import time; print(time.time(), time.clock_gettime(time.CLOCK_REALTIME))"
-    seen = subprocess.run(
+    seen = captured(
         [sys.executable, "-c", told],
         env={**os.environ, "LD_PRELOAD": str(library), "CLOCK_SET_BACK": str(sign)},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert all(time.time() - 3700 < float(now) < time.time() - 3500 for now in seen.stdout.split())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import captured
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,29 +17,12 @@ def launched():
     """Run an example on two ranks; returns its standard output."""
 
     def run(name: str, *arguments: str, cwd: Path) -> str:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--log-dir={cwd}/torchrun",
-            "--nproc-per-node=2",
-        ]
-        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-        done = subprocess.run(
-            [*command, str(ROOT / "examples" / name), *arguments],
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-        )
+        launch = [sys.executable, "-m", "torch.distributed.run", f"--log-dir={cwd}/torchrun"]
+        launch += ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+        launch += ["--local-addr=127.0.0.1", str(ROOT / "examples" / name)]
+        own = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+        own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = captured([*launch, *arguments], cwd=cwd, timeout=180, env={**os.environ, **own})
         assert done.returncode == 0, done.stderr
         return done.stdout
 

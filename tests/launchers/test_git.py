@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 import pytest
+from support.processes import captured
 
 from scaling.launchers.jobs import commit
 
@@ -16,9 +16,7 @@ ENV = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CEILING_DIRECTORIES"
 def repository(tmp_path):
     def git(*words):
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        done = subprocess.run(
-            ["git", *who, *words], cwd=tmp_path, env=ENV, check=True, capture_output=True, text=True
-        )
+        done = captured(["git", *who, *words], cwd=tmp_path, env=ENV, check=True)
         return done.stdout.strip()
 
     git("init", "-q")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import planned
+from support.processes import captured
 
 from scaling import resources
 from scaling.config.compose import requests
@@ -233,13 +234,7 @@ def test_where_a_server_cannot_start_the_launch_goes_on_and_says_what_that_costs
 def test_and_where_there_is_no_mps(tmp_path):
     (tmp_path / "sh").symlink_to(shutil.which("sh"))
     script = str(resources.folder("launch") / "mps.sh")
-    done = subprocess.run(
-        ["/bin/sh", script, "sh", "-c", "exit 3"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured(["/bin/sh", script, "sh", "-c", "exit 3"], env={"PATH": str(tmp_path)})
     assert done.returncode == 3
     assert "each collective takes milliseconds" in done.stdout
 

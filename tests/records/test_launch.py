@@ -6,7 +6,6 @@ Whether the ranks of a launch move.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.processes import captured
 from support.simulated_machines import write_machines
 
 from scaling.cli.pipeline import rebuild
@@ -113,9 +113,7 @@ def test_a_line_that_the_disk_takes_in_part_is_an_error(tmp_path):
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
         "add_line(pathlib.Path(sys.argv[1]), 'x' * 200)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
-    )
+    done = captured([sys.executable, "-c", program, str(path)])
     assert "OSError: [Errno 28] No space left on device" in done.stderr
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from support.processes import captured
 
 from scaling import resources
 from scaling.cli.main import main
@@ -38,15 +39,7 @@ def run_scaling(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = RUN_S
 ) -> subprocess.CompletedProcess[str]:
     """`scaling ARGUMENTS` in a process of its own, to its end."""
-    return subprocess.run(
-        command(arguments),
-        cwd=cwd,
-        env=environment(env),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    return captured(command(arguments), cwd=cwd, env=environment(env), timeout=timeout_s)
 
 
 def start_scaling(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ def wait_until(
             raise AssertionError(f"ended early with {process.returncode}: {process.communicate()}")
         time.sleep(every_s)
     raise AssertionError(f"did not come about within {seconds} s") from raised
+
+
+def captured(argv: Sequence[Any], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; what it prints is kept as text. `options`: those of subprocess.run."""
+    return subprocess.run(argv, capture_output=True, text=True, check=check, **options)
 
 
 def user_namespaces() -> bool:

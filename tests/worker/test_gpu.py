@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from support.processes import captured
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.settings.run import Inject
@@ -215,9 +215,7 @@ def test_a_run(tmp_path, overrides):
     words = ["topology=local", "topology.device=cuda", "model=mlp", "measure=quick", "measure.budget_s=8"]
     command = [sys.executable, "-m", "scaling.cli", "run", *words, "tracking=disabled", f"run_dir={run}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *overrides], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = captured([*command, *overrides], env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((run / "launches/0/env-0.json").read_text())
     assert found["device"] == "cuda"

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import captured
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
 def test_it_runs_whole_and_says_what_a_simulation_cannot_show(tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "benchmarks/gpu.py"),
-            "--device",
-            "sim",
-            "--out",
-            str(tmp_path / "out.json"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    program = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--device", "sim"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = captured([*program, "--out", str(tmp_path / "out.json")], env=env, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "says nothing of a GPU's own times" in done.stdout
     document = json.loads((tmp_path / "out.json").read_text())

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytestmark = pytest.mark.slow
-BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
 SHARE, LEAST_MS = 0.02, 0.02
 
 
 @pytest.fixture(scope="module")
-def parts():
-    """The parts of benchmarks/simulated_gpu.py; the ranks' processes find them by the path too."""
-    sys.path.insert(0, BENCHMARKS)
-    try:
-        names = ("case", "run", "communicators", "norms")
-        yield SimpleNamespace(**{name: importlib.import_module(f"simulated_parts.{name}") for name in names})
-    finally:
-        sys.path.remove(BENCHMARKS)
+def parts(simulated_parts):
+    names = ("case", "run", "communicators", "norms")
+    return SimpleNamespace(**{name: simulated_parts(name) for name in names})
 
 
 def missed(figures):

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import captured
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
 def test_one_part_runs_whole_and_the_late_rank_is_named():
-    done = subprocess.run(
-        [
-            sys.executable,
-            ROOT / "benchmarks/nccl_one_gpu.py",
-            "--simulated",
-            "--only",
-            "resnet50-ddp-default",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    program = [sys.executable, ROOT / "benchmarks/nccl_one_gpu.py", "--simulated"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = captured([*program, "--only", "resnet50-ddp-default"], env=env, timeout=500)
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["where"], told["missed"], told["left_out"]) == ("simulated", [], []), (
         done.stdout + done.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from support.tables import unchecked
 
@@ -13,20 +10,12 @@ from scaling.records.paths import RunFolder
 from scaling.records.tables import in_memory
 from simulated_device import ranks
 
-BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
 KERNEL_US, LATE_US = 1_000, 20_000
 
 
 @pytest.fixture(scope="module")
-def queues():
-    """A part of benchmarks/simulated_gpu.py; the ranks' processes find it by the path too."""
-    sys.path.insert(0, BENCHMARKS)
-    try:
-        from simulated_parts import queues
-
-        yield queues
-    finally:
-        sys.path.remove(BENCHMARKS)
+def queues(simulated_parts):
+    return simulated_parts("queues")
 
 
 def beside(rank, world, connections=8, end="none"):

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.slow
-BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
 
 
 @pytest.fixture(scope="module")
-def timed():
-    """The part of benchmarks/simulated_gpu.py; the rank's process finds it by the path too."""
-    sys.path.insert(0, BENCHMARKS)
-    try:
-        from simulated_parts import kernels
-
-        yield kernels
-    finally:
-        sys.path.remove(BENCHMARKS)
+def timed(simulated_parts):
+    return simulated_parts("kernels")
 
 
 @pytest.mark.parametrize(

@@ -54,20 +54,19 @@ def test_a_collective_runs_from_the_latest_launch_to_the_latest_done():
     assert found.transfer[0, 0] == found.busy[0] == 6
 
 
-def test_where_two_buckets_overlap_each_gets_half():
-    found = merged(launch=[[0, 2], [0, 2]], done=[[6, 10], [6, 10]])
-    assert found.transfer[0].tolist() == [2 + 4 / 2, 4 / 2 + 4]
-    assert found.busy[0] == 10
-
-
-def test_where_three_overlap_each_gets_a_third():
-    found = merged(launch=[[0, 0, 0]], done=[[9, 9, 9]])
-    assert found.transfer[0].tolist() == [3, 3, 3]
-
-
-def test_the_link_is_busy_on_the_union_and_idle_in_gaps():
-    found = merged(launch=[[0, 1, 5]], done=[[3, 4, 9]])
-    assert found.busy[0] == 4 + 4
+@pytest.mark.parametrize(
+    ("launch", "done", "transfer", "busy"),
+    [
+        ([0, 2], [6, 10], [2 + 4 / 2, 4 / 2 + 4], 10),  # where two overlap each gets half
+        ([0, 0, 0], [9, 9, 9], [3, 3, 3], 9),  # where three do, a third
+        ([0, 1, 5], [3, 4, 9], [1 + 2 / 2, 2 / 2 + 1, 4], 4 + 4),  # idle in the gap
+    ],
+    ids=["two", "three", "a gap"],
+)
+def test_the_link_is_busy_on_the_union_and_buckets_that_overlap_share_it(launch, done, transfer, busy):
+    found = merged(launch=[launch], done=[done])
+    assert found.transfer[0].tolist() == transfer
+    assert found.busy[0] == busy
 
 
 def test_waiting_for_a_late_rank_is_skew_and_not_transfer():
@@ -83,20 +82,20 @@ def test_a_late_rank_makes_its_peers_wait_between_buckets_too():
     assert found.exposed_skew[0].tolist() == [3, 0]
 
 
-def test_transfer_under_ones_own_compute_is_hidden():
-    found = merged(launch=[[0], [0]], done=[[10], [10]], compute_end=[7, 2])
-    assert found.exposed_transfer[0].tolist() == [3, 8]
+@pytest.mark.parametrize(
+    ("done", "compute_end", "exposed"),
+    [([[10], [10]], [7, 2], [3, 8]), ([[8], [10]], [0, 0], [8, 10])],
+    ids=["hidden under a rank's own compute", "until a rank's own last bucket"],
+)
+def test_transfer_is_exposed_where_a_rank_waits_for_it(done, compute_end, exposed):
+    found = merged(launch=[[0], [0]], done=done, compute_end=compute_end)
+    assert found.exposed_transfer[0].tolist() == exposed
 
 
 def test_a_rank_whose_compute_outlasts_the_link_waits_for_nothing():
     found = merged(launch=[[0], [0]], done=[[10], [10]], compute_end=[25, 4])
     assert (found.exposed_transfer[0, 0], found.exposed_skew[0, 0]) == (0, 0)
     assert found.exposed_transfer[0, 1] == 6
-
-
-def test_a_ranks_window_ends_with_its_own_last_bucket():
-    found = merged(launch=[[0], [0]], done=[[8], [10]], compute_end=[0, 0])
-    assert found.exposed_transfer[0].tolist() == [8, 10]
 
 
 def test_stamps_in_the_wrong_order_by_clock_error_move_nothing_back():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.commands import planned
+from support.processes import captured
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError
@@ -63,11 +63,9 @@ def test_a_node_takes_its_own_share(tmp_path):
     (tmp_path / "torchrun.sh").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "torchrun.sh").chmod(0o755)
     for node, share in enumerate((2, 1, 1)):
-        done = subprocess.run(
+        done = captured(
             ["sh", str(script), "2,1,1", "gloo", "--nnodes=3"],
             env={"SLURM_NODEID": str(node), "PATH": os.environ["PATH"]},
-            capture_output=True,
-            text=True,
             check=True,
         )
         assert done.stdout == f"gloo --node-rank={node} --nproc-per-node={share} --nnodes=3\n"
@@ -110,7 +108,7 @@ def bound(tmp_path):
             if words is not None:
                 path.write_text(f"#!/bin/sh\n{words}\n")
                 path.chmod(0o755)
-        done = subprocess.run(
+        done = captured(
             ["/bin/sh", str(tmp_path / "slurm_node.sh"), "2", "nccl", "--nnodes=1"],
             env={
                 "SLURM_NODEID": "0",
@@ -120,8 +118,6 @@ def bound(tmp_path):
                 "SCALING_NUMA_BINDING": "node",
                 **environment,
             },
-            capture_output=True,
-            text=True,
             check=True,
         )
         assert done.stderr == ""

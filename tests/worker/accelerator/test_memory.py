@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 import torch
+from support.processes import captured
 
 from scaling.worker.accelerator.memory import is_out_of_memory
 
@@ -20,9 +20,7 @@ MIB = 2**20
 
 
 def run(source):
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + source], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = captured([sys.executable, "-c", HEAD + source], timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.processes import captured
 
 import scaling
 from scaling.worker.accelerator.accelerator import Cpu, Precision
@@ -156,9 +157,7 @@ def library(tmp_path_factory):
 
 def answers(*loaded: Path, preload: Path | None = None) -> list[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"LD_PRELOAD": str(preload)} if preload else {})
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *map(str, loaded)], env=env, capture_output=True, text=True, check=True
-    )
+    done = captured([sys.executable, "-c", ASK, *map(str, loaded)], env=env, check=True)
     return done.stdout.splitlines()
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from support.processes import alive, wait_until
+from support.processes import alive, captured, wait_until
 from torch.utils.data import Dataset, IterableDataset
 
 from scaling.errors import InputError
@@ -263,12 +263,7 @@ def test_a_target_that_is_no_dataset():
 
 def test_a_worker_whose_rank_died_before_it_began_ends_at_once():
     text = "from scaling.worker.data.feed import end_with_parent\nend_with_parent(1 << 30, 0)\nprint('goes on')\n"
-    worker = subprocess.run(
-        [sys.executable, "-c", text],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    worker = captured(
+        [sys.executable, "-c", text], timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
     assert (worker.returncode, worker.stdout) == (-signal.SIGKILL, "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.gloo_ranks import run_ranks
+from support.processes import captured
 
 pytestmark = pytest.mark.slow  # two ranks train six times
 
@@ -77,8 +77,6 @@ def test_closed_it_sees_nothing_and_is_gone(ranks):
 
 def test_collectives_around_a_compiled_graph_are_noted_and_not_compiled():
     rank = Path(__file__).with_name("compiled_rank.py")
-    done = subprocess.run(
-        [sys.executable, str(rank)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = captured([sys.executable, str(rank)], timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[(12, True), (16, True)]"

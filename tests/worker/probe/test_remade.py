@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import captured
 
 from scaling import resources
 
@@ -18,22 +18,9 @@ TAKES_S = 100
 @pytest.mark.slow
 def test_each_group_that_is_made_again_agrees_anew(tmp_path):
     program = str(Path(__file__).with_name("remade.py"))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=3",
-            program,
-            tmp_path,
-        ],
-        env={**os.environ, "PYTHONPATH": resources.import_path(), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TAKES_S,
-        check=False,
-    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    env = {**os.environ, "PYTHONPATH": resources.import_path(), "OMP_NUM_THREADS": "1"}
+    done = captured([*launch, program, tmp_path], env=env, timeout=TAKES_S)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "scaling: Probe:" in line]
     assert all("reports the run" in line or "nothing was recorded" in line for line in said)
