@@ -69,6 +69,12 @@ def installed(wheel, tmp_path_factory):
     return environment(tmp_path_factory.mktemp("env"), wheel)
 
 
+def scaling(python, *words, **options):
+    """`scaling WORDS` in an environment, which imports from none of the folders that this process does."""
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return captured([python, "-m", "scaling.cli", *words], env=alone, **options)
+
+
 def test_each_wheel_has_one_top_level_name(wheel, simulator):
     for file, name in ((wheel, "scaling"), (simulator, "scaling_simulator")):
         names = {path.split("/")[0] for path in zipfile.ZipFile(file).namelist()}
@@ -100,7 +106,7 @@ SIMULATED = ("topology=simulated_hgx_h100", "model=synthetic", "world_sizes=[8]"
 
 
 def test_without_the_simulator_a_simulated_run_says_how_to_install_it(installed, tmp_path):
-    done = captured([installed, "-m", "scaling.cli", "run", *SIMULATED], cwd=tmp_path, env=alone())
+    done = scaling(installed, "run", *SIMULATED, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "scaling: the simulated accelerator is not installed: pip install 'scaling-harness[simulate]'"
@@ -110,22 +116,14 @@ def test_without_the_simulator_a_simulated_run_says_how_to_install_it(installed,
 def test_with_the_simulator_it_simulates(wheel, simulator, tmp_path):
     """Or says what this machine lacks to build the device."""
     (tmp_path / "away").mkdir()
-    done = captured(
-        [environment(tmp_path / "env", wheel, simulator), "-m", "scaling.cli", "run", *SIMULATED, "--json"],
-        cwd=tmp_path / "away",
-        env=alone(),
-    )
+    python = environment(tmp_path / "env", wheel, simulator)
+    done = scaling(python, "run", *SIMULATED, "--json", cwd=tmp_path / "away")
     lacking = build.missing()
     if lacking is not None:
         assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"scaling: {lacking}")
         return
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["points"][0]["status"] == "simulated"
-
-
-def alone():
-    """This process's environment without the folders that it imports from."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def test_the_source_distribution_holds_what_a_checkout_does(unpacked):
@@ -156,7 +154,7 @@ def test_the_users_folders_travel_inside(wheel):
 
 def planned(python, *arguments, cwd):
     """The document of `scaling plan` in that environment."""
-    done = captured([python, "-m", "scaling.cli", "plan", *arguments, "--json"], cwd=cwd, check=True)
+    done = scaling(python, "plan", *arguments, "--json", cwd=cwd, check=True)
     return json.loads(done.stdout)
 
 
@@ -177,7 +175,7 @@ def test_a_users_own_config_folder_is_found(installed, tmp_path):
 
 
 def test_it_says_the_version_that_it_was_built_as(installed, wheel):
-    said = captured([installed, "-m", "scaling.cli", "--version"], check=True)
+    said = scaling(installed, "--version", check=True)
     assert wheel.name.split("-")[1] == said.stdout.strip()
 
 
@@ -189,7 +187,7 @@ def test_the_demo_runs_from_it(installed, tmp_path):
     if not user_namespaces():
         pytest.skip(NO_NAMESPACES)
     demo = ["-m", "experiment=demo", "topology=emulated_pcie,emulated_nvlink", "run_dir=demo"]
-    done = captured([installed, "-m", "scaling.cli", "run", *demo], cwd=tmp_path, env=alone(), timeout=500)
+    done = scaling(installed, "run", *demo, cwd=tmp_path, timeout=500)
     assert done.returncode == 0, done.stderr
     own = installed.parents[1]
     work = []

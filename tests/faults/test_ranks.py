@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 KILLED = ("failed", 1, "rank 1 was ended by SIGKILL")
 STOPPED = ("timeout", 1, "rank 1 hung (stopped by a signal)")
 HUNG = ("timeout", 1, "rank 1 hung")
@@ -42,7 +44,6 @@ def assert_hang_is_told(ended, index, function):
     assert (ended.folder / f"launches/{index}/stack-1.json").exists()
 
 
-@pytest.mark.slow
 def test_stopped_in_a_collective(faulty):
     ended = faulty("stop@collective@1@20")
     assert_survived(ended, STOPPED)
@@ -51,7 +52,6 @@ def test_stopped_in_a_collective(faulty):
     assert "among 2 ranks" in ended.launch(0)["error"]
 
 
-@pytest.mark.slow
 def test_segmentation_fault_in_forward_then_a_hang_in_the_input(faulty):
     ended = faulty("segfault@forward@1@30", "sleep@input@1@30")
     assert_survived(ended, ("failed", 1, "rank 1 was ended by SIGSEGV"), HUNG)
@@ -79,7 +79,6 @@ FAULTS = {
 """What a rank does (faulty.py), one launch each, and how that launch has to end."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
 def test_each_launch_ends_with_the_cause_and_the_rank_of_its_fault(faulty, faults):
     ended = faulty(*faults)
@@ -89,7 +88,6 @@ def test_each_launch_ends_with_the_cause_and_the_rank_of_its_fault(faulty, fault
             assert_hang_is_told(ended, index, fault.partition("@")[0])
 
 
-@pytest.mark.slow
 def test_a_sharded_launch_ends_with_the_rank_that_is_killed_or_stops_in_it(faulty):
     """Each block trains a copy of the model, which goes on counting where the model itself stood."""
     faults = {"kill@forward@1@8": KILLED, "stop@forward@1@8": STOPPED}
@@ -97,7 +95,6 @@ def test_a_sharded_launch_ends_with_the_rank_that_is_killed_or_stops_in_it(fault
     assert_survived(ended, *faults.values())
 
 
-@pytest.mark.slow
 def test_killed_in_the_warm_up_then_before_the_last_line_of_its_records(faulty):
     ended = faulty("kill@backward@1@3", "kill@end@1@0")
     assert_survived(ended, KILLED, KILLED)
@@ -105,7 +102,6 @@ def test_killed_in_the_warm_up_then_before_the_last_line_of_its_records(faulty):
     assert "in clock offsets at the end" in ended.launch(1)["error"]
 
 
-@pytest.mark.slow
 def test_killed_after_the_last_line_of_its_records_it_has_measured_all_the_same(faulty):
     ended = faulty("kill@close@1@0")
     assert ended.code == 0, (ended.out, ended.err)
@@ -116,7 +112,6 @@ def test_killed_after_the_last_line_of_its_records_it_has_measured_all_the_same(
     assert ended.analysis["trials"][0]["launches"] == [0]
 
 
-@pytest.mark.slow
 def test_hangs_with_the_interpreters_lock(faulty):
     """No Python runs in it any more, so it cannot say where it is: its log has the stacks."""
     ended = faulty("hold@forward@1@30")
@@ -125,7 +120,6 @@ def test_hangs_with_the_interpreters_lock(faulty):
     assert " in hold\n" in (ended.folder / "launches/0/log-1.txt").read_text()
 
 
-@pytest.mark.slow
 def test_a_data_worker_stops_then_hangs(faulty):
     """A fetch has torch's own time limit, which misses a stopped worker; making batches ahead has the launch's."""
     ended = faulty("stop@sample@1@400", "sleep@sample@1@400", of="data", overrides=MAKING)
@@ -136,21 +130,18 @@ def test_a_data_worker_stops_then_hangs(faulty):
     assert "/scaling/worker/data/feed.py:" in ended.launch(0)["error"]
 
 
-@pytest.mark.slow
 def test_a_data_worker_is_killed_then_raises(faulty):
     ended = faulty("kill@sample@1@400", "throw@sample@1@400", of="data", overrides=MAKING)
     killed = ("failed", 1, "DataLoader worker (pid")
     assert_survived(ended, killed, ("failed", 1, "in a data worker: ValueError: out of cheese"))
 
 
-@pytest.mark.slow
 def test_raises_then_exits(faulty):
     ended = faulty("throw@optimizer@1@30", "exit@forward@1@30")
     assert_survived(ended, ("failed", 1, "ValueError: out of cheese"), ("failed", 1, "SystemExit: 3"))
     assert "faulty.py:" in ended.launch(0)["error"]
 
 
-@pytest.mark.slow
 def test_ends_without_an_error_at_start_then_while_the_other_waits_for_it(faulty):
     ended = faulty("vanish@start@1@0", "vanish@end@1@0")
     # At a meeting, in no collective; beside other programs the first may come while Gloo connects the two.
@@ -159,7 +150,6 @@ def test_ends_without_an_error_at_start_then_while_the_other_waits_for_it(faulty
     assert "waited for it in " in ended.launch(1)["error"]
 
 
-@pytest.mark.slow
 def test_out_of_memory_in_the_first_step_is_agreed_on(faulty):
     ended = faulty("memory@forward@1@1", overrides=("world_sizes=[1,2]",))
     assert [launch["state"] for launch in ended.status["launches"]] == ["done"], ended.err
@@ -167,7 +157,6 @@ def test_out_of_memory_in_the_first_step_is_agreed_on(faulty):
     assert {t["world_size"]: t["status"] for t in ended.analysis["trials"]} == {1: "done", 2: "oom"}
 
 
-@pytest.mark.slow
 def test_out_of_memory_later_ends_the_launch_and_is_not_tried_again(faulty):
     ended = faulty("memory@backward@1@30", overrides=("world_sizes=[1,2]",))
     assert ended.code == 3
@@ -178,7 +167,6 @@ def test_out_of_memory_later_ends_the_launch_and_is_not_tried_again(faulty):
     assert {t["world_size"]: t["status"] for t in ended.analysis["trials"]} == {1: "done", 2: "oom"}
 
 
-@pytest.mark.slow
 def test_a_trial_that_fails_every_time_is_given_up_and_the_finished_one_kept(faulty):
     ended = faulty(*["throw@forward@1@30"] * 3, overrides=("world_sizes=[1,2]",))
     assert ended.code == 3
@@ -187,7 +175,6 @@ def test_a_trial_that_fails_every_time_is_given_up_and_the_finished_one_kept(fau
     assert ended.analysis["points"][0]["step_ms"]["value"] > 0
 
 
-@pytest.mark.slow
 def test_what_an_earlier_launch_finished_is_not_measured_again(faulty):
     ended = faulty("", "kill@forward@1@30", overrides=("repeats=2",))
     assert ended.code == 0
@@ -195,7 +182,6 @@ def test_what_an_earlier_launch_finished_is_not_measured_again(faulty):
     assert ended.analysis["trials"][0]["launches"] == [0, 2]
 
 
-@pytest.mark.slow
 def test_a_first_step_that_takes_longer_than_a_hang_may_is_waited_for(faulty):
     """In a collective: its peer waits for it."""
     ended = faulty("compute@forward@1@13")
@@ -205,7 +191,6 @@ def test_a_first_step_that_takes_longer_than_a_hang_may_is_waited_for(faulty):
     assert launch["duration_s"] > SLOW_S
 
 
-@pytest.mark.slow
 def test_what_hangs_twice_in_the_same_way_is_not_tried_a_third_time(faulty):
     ended = faulty(*["sleep@bench@1@1"] * 3)
     assert ended.code == 1

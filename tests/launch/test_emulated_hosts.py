@@ -77,7 +77,9 @@ time.sleep(600)
 """
 
 
-needs_network = pytest.mark.skipif(not user_namespaces(), reason=NO_NAMESPACES)
+def in_network(test: Any) -> Any:
+    """Mark a test that makes network namespaces."""
+    return pytest.mark.launch(pytest.mark.skipif(not user_namespaces(), reason=NO_NAMESPACES)(test))
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +141,12 @@ class Network:
         """A command whose command line names this network's folder."""
         return [sys.executable, "-c", source, *map(str, arguments), str(self.folder)]
 
+    def streams(self, count: int, back: int = 0) -> list[list[str]]:
+        """The commands of two hosts: the first sends `count` bytes to the second, which sends `back` bytes."""
+        first, second = "10.77.0.1", "10.77.0.2"
+        there = self.python(STREAM, first, second, count, back)
+        return [there, self.python(STREAM, second, first, back, count)]
+
     def alive(self) -> list[int]:
         """Processes whose command line names this network's folder."""
         found = []
@@ -188,19 +196,12 @@ def test_a_rate_the_kernel_cannot_hold_is_refused(module: Any, rate: int) -> Non
         module.Host("host0", "10.77.0.1", rate, [], {}, "")
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 @pytest.mark.parametrize("rate", [50 * MBIT, 200 * MBIT, 1000 * MBIT])
 @pytest.mark.measures
 def test_a_stream_gets_the_rate(network: Network, rate: int) -> None:
     count = rate // 8
-    network.write(
-        [
-            network.python(STREAM, "10.77.0.1", "10.77.0.2", count, 0),
-            network.python(STREAM, "10.77.0.2", "10.77.0.1", 0, count),
-        ],
-        (rate, rate),
-    )
+    network.write(network.streams(count), (rate, rate))
     status, lines, err = network.run()
     assert (status, err) == (0, "")
     assert sorted(line["host"] for line in lines) == ["host0", "host1"]
@@ -211,45 +212,30 @@ def test_a_stream_gets_the_rate(network: Network, rate: int) -> None:
     assert network.lines(1)[-1]["receiver"] == "cubic"
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 @pytest.mark.measures
 def test_both_directions_get_the_rate_at_once(network: Network) -> None:
     rate = 200 * MBIT
     count = rate // 8
-    network.write(
-        [
-            network.python(STREAM, "10.77.0.1", "10.77.0.2", count, count),
-            network.python(STREAM, "10.77.0.2", "10.77.0.1", count, count),
-        ],
-        (rate, rate),
-    )
+    network.write(network.streams(count, back=count), (rate, rate))
     assert network.run()[0] == 0
     shares = [received(network, number, count // 8) / (rate * PAYLOAD_SHARE) for number in (0, 1)]
     print(f"both ways: {shares[0]:.4f} and {shares[1]:.4f} of the payload rate")
     assert all(LOW < share < HIGH for share in shares)
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 @pytest.mark.measures
 def test_only_what_a_host_sends_is_shaped(network: Network) -> None:
     count = 256 << 20
-    network.write(
-        [
-            network.python(STREAM, "10.77.0.1", "10.77.0.2", count, 0),
-            network.python(STREAM, "10.77.0.2", "10.77.0.1", 0, count),
-        ],
-        (None, 50 * MBIT),
-    )
+    network.write(network.streams(count), (None, 50 * MBIT))
     assert network.run()[0] == 0
     rate = received(network, 1, count // 8)
     print(f"unshaped: {rate / 1e9:.1f} Gbit/s")
     assert rate > 1e9
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 @pytest.mark.measures
 def test_ranks_of_one_host_are_not_slowed(network: Network) -> None:
     count = 256 << 20
@@ -259,15 +245,11 @@ def test_ranks_of_one_host_are_not_slowed(network: Network) -> None:
     assert received(network, 0, count // 8) > 1e9
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 @pytest.mark.parametrize(("old", "new"), [(200, 50), (50, 200), (500, 50), (50, None)])
 @pytest.mark.measures
 def test_sighup_changes_the_rate(network: Network, old: int, new: int | None) -> None:
-    commands = [
-        network.python(STREAM, "10.77.0.1", "10.77.0.2", 1 << 40, 0),
-        network.python(STREAM, "10.77.0.2", "10.77.0.1", 0, 1),
-    ]
+    commands = network.streams(1 << 40)
     network.write(commands, (old * MBIT, None))
     process = network.start()
     wait_until(lambda: network.lines(1), seconds=5)
@@ -293,8 +275,7 @@ def test_sighup_changes_the_rate(network: Network, old: int, new: int | None) ->
         assert LOW < after / (new * MBIT * PAYLOAD_SHARE) < HIGH
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_a_broken_file_changes_no_rate(network: Network) -> None:
     network.write([network.python("import time; print('ready', flush=True); time.sleep(600)")], (50 * MBIT,))
     process = network.start()
@@ -306,8 +287,7 @@ def test_a_broken_file_changes_no_rate(network: Network) -> None:
     assert process.poll() is None
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_commands_get_their_environment_and_log(network: Network) -> None:
     network.write([["sh", "-c", "echo out $NUMBER $PATH; echo err >&2"]] * 3)
     status, lines, _ = network.run()
@@ -316,8 +296,7 @@ def test_commands_get_their_environment_and_log(network: Network) -> None:
     assert network.log(2) == f"out 2 {os.environ['PATH']}\nerr\n"
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_what_others_put_in_the_place_of_its_files_is_not_followed(network: Network) -> None:
     network.write([["true"]])
     network.command.append(digest_of(json.loads(network.file.read_text())))
@@ -335,8 +314,7 @@ def test_what_others_put_in_the_place_of_its_files_is_not_followed(network: Netw
     assert not (network.folder / "ran").exists()
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_a_failure_ends_the_others_after_the_grace(network: Network) -> None:
     network.write(
         [["sh", "-c", "sleep 0.2; exit 3"], ["sleep", "600"], ["sh", "-c", "sleep 0.4"]], grace_s=0.8
@@ -348,8 +326,7 @@ def test_a_failure_ends_the_others_after_the_grace(network: Network) -> None:
     assert [tuple(line.values()) for line in lines] == [("host0", 3), ("host2", 0), ("host1", 143)]
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 @pytest.mark.alone
 def test_a_failure_ends_those_who_will_not(network: Network) -> None:
     network.write([["sh", "-c", "sleep 0.3; kill -9 $$"], network.python(STUBBORN)], grace_s=0.2)
@@ -361,8 +338,7 @@ def test_a_failure_ends_those_who_will_not(network: Network) -> None:
     assert network.alive() == []
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_what_a_command_leaves_running_ends_with_it(network: Network) -> None:
     network.write(
         [
@@ -386,8 +362,7 @@ def started(network: Network, *before: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_everything(network: Network, number: signal.Signals) -> None:
     network.write([network.python("import time; print('ready', flush=True); time.sleep(600)")] * 2)
@@ -398,8 +373,7 @@ def test_a_signal_ends_everything(network: Network, number: signal.Signals) -> N
     assert network.alive() == []
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_a_signal_ends_programs_that_ignore_it(network: Network) -> None:
     process = started(network)
     process.send_signal(signal.SIGTERM)
@@ -410,16 +384,14 @@ def test_a_signal_ends_programs_that_ignore_it(network: Network) -> None:
     assert network.alive() == []
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_nothing_outlives_the_script(network: Network) -> None:
     process = started(network)
     process.kill()
     wait_until(lambda: network.alive() == [], seconds=3)
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_nothing_outlives_the_first_process(network: Network) -> None:
     process = started(network)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -428,16 +400,14 @@ def test_nothing_outlives_the_first_process(network: Network) -> None:
     assert process.wait(1) == 128 + signal.SIGKILL
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_nothing_outlives_the_caller(network: Network) -> None:
     caller = started(network, sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
     caller.kill()
     wait_until(lambda: network.alive() == [], seconds=3)
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_a_caller_that_died_early_is_noticed(network: Network) -> None:
     network.write([["sleep", "600"]], caller_pid=1)
     assert network.run()[0] == 128 + signal.SIGKILL
@@ -445,8 +415,7 @@ def test_a_caller_that_died_early_is_noticed(network: Network) -> None:
     assert network.run()[0] == 0
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_the_machine_stays_as_it_is(network: Network) -> None:
     def machine() -> tuple[object, ...]:
         return socket.if_nameindex(), Path("/proc/self/mountinfo").read_text()
@@ -459,8 +428,7 @@ def test_the_machine_stays_as_it_is(network: Network) -> None:
     assert machine() == before
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_a_command_that_is_not_there(network: Network) -> None:
     network.write([["sleep", "600"], ["/no/such/program"]])
     status, lines, err = network.run()
@@ -469,8 +437,7 @@ def test_a_command_that_is_not_there(network: Network) -> None:
     assert "host1 (No such file or directory)" in err
 
 
-@pytest.mark.launch
-@needs_network
+@in_network
 def test_without_privileges_one_line_says_the_remedy(network: Network) -> None:
     network.write([["true"]])
     network.command[:5] = ["unshare", "--user"]  # not mapped to root: no capabilities

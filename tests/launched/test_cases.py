@@ -16,6 +16,8 @@ from scaling.launchers.runner import find_largest
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_largest
 
+pytestmark = pytest.mark.slow
+
 LOCAL = (
     "topology=local",
     "topology.device=cpu",
@@ -113,7 +115,6 @@ def brute_force(folder: Path, limits: tuple[int, int]) -> int:
     return min(int(batches[-1]) for batches in said)
 
 
-@pytest.mark.slow
 def test_the_largest_batch_is_that_of_brute_force_and_of_the_rank_with_less_memory(
     scaling, tmp_path, analysis_of, left_behind
 ):
@@ -145,7 +146,6 @@ def test_the_largest_batch_is_that_of_brute_force_and_of_the_rank_with_less_memo
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_for_its_memory_is_an_answer_too(tmp_path, monkeypatch, left_behind):
     (tmp_path / "mine.py").write_text(DIES)
     monkeypatch.chdir(tmp_path)
@@ -160,7 +160,6 @@ def test_a_process_that_is_killed_for_its_memory_is_an_answer_too(tmp_path, monk
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_no_batch_that_fits_is_said_in_a_line(scaling, tmp_path, left_behind):
     done = scaling(
         "run", *LOCAL, "model=mlp", "world_sizes=[2]", "batch=max", "memory_limit=20MiB", cwd=tmp_path
@@ -170,7 +169,6 @@ def test_no_batch_that_fits_is_said_in_a_line(scaling, tmp_path, left_behind):
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_detection_answers_on_both_ranks_at_once(scaling, tmp_path, analysis_of):
     pytest.importorskip("transformers", reason="the `models` extra is not installed")
     done = scaling(
@@ -200,7 +198,6 @@ def test_detection_answers_on_both_ranks_at_once(scaling, tmp_path, analysis_of)
     assert "samples" in done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LOCAL = (
     "topology=local",
     "topology.device=cpu",
@@ -18,7 +20,6 @@ LOCAL = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
 def test_ddp_that_counts_from_backward_to_backward(measured, point_of, key):
     run, _ = measured(*LOCAL, "model=mlp", f"ddp.{key}=true")
@@ -27,7 +28,6 @@ def test_ddp_that_counts_from_backward_to_backward(measured, point_of, key):
     assert point["arms_ms"]["ddp_solo"] is not None
 
 
-@pytest.mark.slow
 def test_strong_scaling_in_bf16_with_accumulation(measured, point_of):
     run, _ = measured(
         *LOCAL, "model=mlp model.width=256 mode=strong global_batch=64 precision=bf16 accumulation_steps=2"
@@ -42,14 +42,12 @@ def test_strong_scaling_in_bf16_with_accumulation(measured, point_of):
     )
 
 
-@pytest.mark.slow
 def test_wrong_no_sync_moves_the_gradients_in_every_micro_step(measured, point_of):
     run, _ = measured(*LOCAL, "model=mlp model.width=256 accumulation_steps=2 inject.wrong_no_sync=true")
     payload = json.loads((run / "launches/0/env-0.json").read_text())["parameter_bytes"]
     assert point_of(run, 2)["comm"]["bytes_per_step"] == 2 * payload
 
 
-@pytest.mark.slow
 def test_ones_own_model(measured, tmp_path, point_of, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
@@ -72,7 +70,6 @@ def test_ones_own_model(measured, tmp_path, point_of, monkeypatch):
 
 
 @pytest.mark.alone
-@pytest.mark.slow
 def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scaling, tmp_path, analysis_of):
     """Two programs keep both cores busy; the model is all compute, so no cause there is would be true."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
@@ -94,7 +91,6 @@ def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scal
     assert not known or efficiency["high"] - efficiency["low"] > 0.05
 
 
-@pytest.mark.slow
 def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     done = scaling("run", "-m", *LOCAL, "model=mlp", "model.width=64,65", "run_dir=both", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -116,7 +112,6 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     assert json.loads(same.stdout)["points"][0]["distinguishable"] is False
 
 
-@pytest.mark.slow
 def test_several_launches_and_every_collective(measured, analysis_of):
     run, _ = measured(
         *LOCAL,
@@ -136,7 +131,6 @@ def test_several_launches_and_every_collective(measured, analysis_of):
     }
 
 
-@pytest.mark.slow
 def test_a_small_bound_leaves_details_to_some_rounds(measured, point_of, analysis_of):
     run, _ = measured(
         *LOCAL,

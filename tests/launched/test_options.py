@@ -5,6 +5,8 @@ import json
 import polars as pl
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LOCAL = (
     "topology=local",
     "topology.device=cpu",
@@ -26,7 +28,6 @@ def payload_of(run):
     return json.loads((run / "launches/0/env-0.json").read_text())["parameter_bytes"]
 
 
-@pytest.mark.slow
 def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(measured, point_of):
     run, done = measured(
         *LOCAL,
@@ -44,7 +45,6 @@ def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(measu
     assert "a rank at most (resident)" in said
 
 
-@pytest.mark.slow
 def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
     run, _ = measured(
         *local_but("measure.budget_s"),
@@ -59,7 +59,6 @@ def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
     assert kinds == {("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")}
 
 
-@pytest.mark.slow
 def test_compiled_units_of_copies_send_what_eager_ones_do_and_stamp_all_of_it(measured):
     """torch.compile may move a call out of the tap's sight, so each rank's every step has to show each collective."""
     run, _ = measured(
@@ -104,7 +103,6 @@ def test_compiled_units_of_copies_send_what_eager_ones_do_and_stamp_all_of_it(me
     ).item()
 
 
-@pytest.mark.slow
 def test_power_sgd_over_a_compiled_model(measured, point_of):
     run, _ = measured(*LOCAL, "model=mlp model.depth=1 model.width=1024 compile=true ddp.comm_hook=powersgd")
     comm = point_of(run, 2)["comm"]

@@ -67,7 +67,7 @@ def about(value: float, half: float, n: int = 12) -> Measured:
 
 
 def comm(bytes_per_step: int = 1, **known: object) -> Comm:
-    """Of one message a step, unless other buckets are told. What is not told is not known."""
+    """One message a step, unless other buckets are told; what is not told is not known."""
     unknown = dict.fromkeys(("busbw_gbit_s", "curve_share", "nominal_share", "hidden_share"))
     return Comm(**{"bytes_per_step": bytes_per_step, "buckets": (bucket(bytes_per_step),)} | unknown | known)
 

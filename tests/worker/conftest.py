@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import EventClock
@@ -98,3 +99,11 @@ def cuda(monkeypatch) -> FakeCuda:
 @pytest.fixture
 def fake_device():
     return FakeDevice
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """This process is the one rank of a Gloo group."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -39,10 +39,8 @@ class Picky(torch.nn.Module):
 
 
 @pytest.fixture
-def groups(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield {1: Group(key=1, ranks=(0,), control=None, data=dist.new_group([0]))}
-    dist.destroy_process_group()
+def groups(one_rank):
+    return {1: Group(key=1, ranks=(0,), control=None, data=dist.new_group([0]))}
 
 
 @pytest.fixture

@@ -50,12 +50,10 @@ def wrappers(monkeypatch):
 
 
 @pytest.fixture
-def groups(tmp_path):
+def groups(one_rank):
     """This rank's, as if there were another."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     alone = dist.new_group([0])
-    yield {key: Group(key=key, ranks=(0,), control=alone, data=alone) for key in (1, 2)}
-    dist.destroy_process_group()
+    return {key: Group(key=key, ranks=(0,), control=alone, data=alone) for key in (1, 2)}
 
 
 def arms_of(groups, spec, variant=None, *, feed=None, optimizer=sgd, device=None):

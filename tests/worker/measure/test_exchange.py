@@ -19,12 +19,10 @@ KEYS = (-3, -1, 2)
 
 
 @pytest.fixture
-def groups(tmp_path):
+def groups(one_rank):
     """One rank's."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     everybody = dist.group.WORLD
-    yield {k: Group(key=k, ranks=(0,), control=everybody, data=everybody) for k in KEYS}
-    dist.destroy_process_group()
+    return {k: Group(key=k, ranks=(0,), control=everybody, data=everybody) for k in KEYS}
 
 
 class Recorder:

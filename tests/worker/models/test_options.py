@@ -133,9 +133,8 @@ def test_an_optimizer_without_a_fused_form():
 
 
 @pytest.mark.slow
-def test_every_wrapper_compiles_its_own_graphs_cut_at_its_buckets(tmp_path, monkeypatch):
+def test_every_wrapper_compiles_its_own_graphs_cut_at_its_buckets(one_rank, monkeypatch):
     """Taken over from a bare module, one graph would bring all gradients at once, at the end."""
-    import torch.distributed as dist
     from torch._inductor import compile_fx
 
     graphs = []
@@ -145,21 +144,17 @@ def test_every_wrapper_compiles_its_own_graphs_cut_at_its_buckets(tmp_path, monk
         return graph.forward
 
     monkeypatch.setattr(compile_fx, "compile_fx", eager)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        module = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])  # 1 MiB each
-        bare = compiled(module)
-        ddp = [DistributedDataParallel(compiled(module), bucket_cap_mb=1) for _ in range(2)]
-        counts = []
-        for wrapper in (bare, *ddp, bare, *ddp):
-            wrapper(torch.ones(2, 512)).sum().backward()
-            counts.append(len(graphs))
-        assert counts[0] == 1
-        assert counts[1] > 2
-        assert counts[2] - counts[1] == counts[1] - counts[0]
-        assert counts[3:] == [counts[2]] * 3  # and keeps them
-    finally:
-        dist.destroy_process_group()
+    module = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])  # 1 MiB each
+    bare = compiled(module)
+    ddp = [DistributedDataParallel(compiled(module), bucket_cap_mb=1) for _ in range(2)]
+    counts = []
+    for wrapper in (bare, *ddp, bare, *ddp):
+        wrapper(torch.ones(2, 512)).sum().backward()
+        counts.append(len(graphs))
+    assert counts[0] == 1
+    assert counts[1] > 2
+    assert counts[2] - counts[1] == counts[1] - counts[0]
+    assert counts[3:] == [counts[2]] * 3  # and keeps them
 
 
 def test_options_are_off_unless_asked_for():

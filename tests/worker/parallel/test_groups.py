@@ -10,12 +10,11 @@ from scaling.worker.parallel.groups import Group, free
 
 
 @pytest.fixture
-def groups(tmp_path):
+def groups(one_rank):
     """One rank's, each a group of its own, as NCCL has them beside the control plane; Gloo carries 4 itself.
 
     A pairing of the ranks of world size 8 shares its communicator.
     """
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     alone, two, two_data, four, eight, eight_data = (dist.new_group([0], backend="gloo") for _ in range(6))
     carriers = {
         1: (None, alone),
@@ -24,8 +23,7 @@ def groups(tmp_path):
         8: (eight, eight_data),
         -1: (eight, eight_data),
     }
-    yield {key: Group(key=key, ranks=(0,), control=c, data=d) for key, (c, d) in carriers.items()}
-    dist.destroy_process_group()
+    return {key: Group(key=key, ranks=(0,), control=c, data=d) for key, (c, d) in carriers.items()}
 
 
 def known(group):

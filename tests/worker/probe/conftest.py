@@ -1,4 +1,4 @@
-"""Trainings of several ranks, once for each module of tests: its SCRIPT on its RANKS."""
+"""Trainings of several ranks, once for each module of tests: its SCRIPT on its RANKS, or two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kept(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks(request, kept):
     """What each rank of the script answered."""
-    return run_ranks(request.module.SCRIPT, request.module.RANKS, kept / "store", kept)
+    return run_ranks(request.module.SCRIPT, getattr(request.module, "RANKS", 2), kept / "store", kept)
 
 
 @pytest.fixture(scope="module")

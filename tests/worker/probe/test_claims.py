@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("claim_ranks.py")
-RANKS = 2
 NAP_MS = 20
 BYTES = 4 * (64 * 64 + 64 + 64 * 4 + 4)
 """Of the model's gradients."""

@@ -76,10 +76,9 @@ class Alone(Clocks):
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def recorded(one_rank, tmp_path, monkeypatch):
     """recorded(steps, each): clock lines of a loop; `each(ddp, index)` is called between its steps."""
     monkeypatch.setattr(recording_module, "Clocks", Alone)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 
@@ -94,8 +93,7 @@ def recorded(tmp_path, monkeypatch):
         lines = map(json.loads, (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines())
         return [line for line in lines if line["t"] == "clock"]
 
-    yield run
-    dist.destroy_process_group()
+    return run
 
 
 @pytest.mark.slow

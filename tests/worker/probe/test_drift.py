@@ -13,7 +13,7 @@ from scaling.worker.probe.loop_file import ROUND_STEPS
 pytestmark = pytest.mark.measures
 
 SCRIPT = Path(__file__).with_name("drift_ranks.py")
-RANKS, NEAR_MS = 2, 3.0
+NEAR_MS = 3.0
 
 
 def test_the_rank_the_phase_and_the_time_of_the_change(found):

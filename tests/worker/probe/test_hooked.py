@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.analysis.run import derive
@@ -21,11 +20,9 @@ OPTIMIZERS = importlib.import_module("torch.optim.optimizer")
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(one_rank, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALING_RUN_DIR", str(tmp_path / "run"))
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield RunFolder(tmp_path / "run")
-    dist.destroy_process_group()
+    return RunFolder(tmp_path / "run")
 
 
 def script(order=(0, 1)):

@@ -16,7 +16,6 @@ from scaling.records.run import read_plan
 pytestmark = pytest.mark.slow  # many trainings of two ranks
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
-RANKS = 2
 NO_HOOK = [0, 0, 0, 0, 0, False]
 
 

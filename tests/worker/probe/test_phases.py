@@ -9,7 +9,6 @@ import pytest
 pytestmark = pytest.mark.measures
 
 SCRIPT = Path(__file__).with_name("phase_ranks.py")
-RANKS = 2
 NAP_MS, SHORT_MS = 30.0, 5.0
 """What the second rank's rollout takes longer; what that of the other takes, and a reward."""
 NEAR_MS = 3.0

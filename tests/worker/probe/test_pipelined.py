@@ -10,7 +10,6 @@ from support.commands import run_scaling
 pytestmark = pytest.mark.slow  # trainings of two ranks
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
-RANKS = 2
 MICROBATCHES, MESSAGE_BYTES = 4, 4 * 2 * 16
 """A message is what 2 samples of a microbatch are between two stages."""
 SCHEDULES = [("gpipe", 2), ("1f1b", 2), ("interleaved", 4)]

@@ -10,7 +10,6 @@ import pytest
 pytestmark = pytest.mark.measures
 
 SCRIPT = Path(__file__).with_name("save_ranks.py")
-RANKS = 2
 
 
 def counted(point):

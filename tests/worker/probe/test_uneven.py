@@ -15,7 +15,6 @@ from scaling.worker.probe.loop_file import round_of
 pytestmark = pytest.mark.measures
 
 SCRIPT = Path(__file__).with_name("uneven_ranks.py")
-RANKS = 2
 
 
 def really_us(ranks, rounds, name="told"):

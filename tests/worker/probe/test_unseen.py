@@ -37,6 +37,7 @@ from scaling import Probe
 from scaling.worker.probe.agreement import patience
 from scaling.worker.probe.hooked import Hooked
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 STEPS = 20
 
 
@@ -52,13 +53,6 @@ class Careless(torch.nn.Module):
 
     def __getstate__(self):
         return self.__dict__.copy()
-
-
-@pytest.fixture(autouse=True)
-def group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def net():

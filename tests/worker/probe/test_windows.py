@@ -168,10 +168,8 @@ def test_what_was_told_at_a_pause_is_written_with_its_round(loop):
 
 
 @pytest.fixture
-def ddp(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield DistributedDataParallel(torch.nn.Linear(4, 4))
-    dist.destroy_process_group()
+def ddp(one_rank):
+    return DistributedDataParallel(torch.nn.Linear(4, 4))
 
 
 class OnEvents(Cpu):
