@@ -257,34 +257,18 @@ def test_the_command_of_a_launch_begins_with_it(tmp_path):
         assert any(word.endswith("bind.sh") for word in argv)
 
 
-@pytest.fixture
-def nccl(tmp_path):
-    """A library that says which NCCL it is."""
-    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("a C compiler is needed to make a library that answers as NCCL does")
-
-    def make(code):
-        source, built = tmp_path / "nccl.c", tmp_path / f"libnccl-{code}.so"
-        source.write_text(f"int ncclGetVersion(int *v) {{ *v = {code}; return 0; }}\n")
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", built, source], check=True)
-        return str(built)
-
-    return make
-
-
-def test_an_nccl_that_cannot_join_ranks_of_one_gpu_is_refused_with_what_to_install(nccl, monkeypatch):
+def test_an_nccl_that_cannot_join_ranks_of_one_gpu_is_refused_with_what_to_install(nccl_library, monkeypatch):
     with pytest.raises(InputError) as told:
-        require_nccl(shared(LD_PRELOAD=nccl(22809)))
+        require_nccl(shared(LD_PRELOAD=str(nccl_library(22809))))
     said = str(told.value)
     assert "need NCCL 2.30 or later, and 2.28.9 is loaded; pip install" in said
     assert "LD_PRELOAD=" in said
     assert "\n" not in said
-    monkeypatch.setenv("LD_PRELOAD", nccl(23007))
+    monkeypatch.setenv("LD_PRELOAD", str(nccl_library(23007)))
     require_nccl(shared())
 
 
-def test_the_wheel_that_is_named_is_that_of_torchs_cuda(tmp_path, nccl, monkeypatch):
+def test_the_wheel_that_is_named_is_that_of_torchs_cuda(tmp_path, nccl_library, monkeypatch):
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise RuntimeError('torch is not to be imported here')")
@@ -293,4 +277,4 @@ def test_the_wheel_that_is_named_is_that_of_torchs_cuda(tmp_path, nccl, monkeypa
     for cuda in ("12", "13"):
         (torch / "version.py").write_text(f"cuda: Optional[str] = '{cuda}.8'\n")
         with pytest.raises(InputError, match=f"'nvidia-nccl-cu{cuda}>=2.30'"):
-            require_nccl(shared(LD_PRELOAD=nccl(22809)))
+            require_nccl(shared(LD_PRELOAD=str(nccl_library(22809))))

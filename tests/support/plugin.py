@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -150,6 +152,23 @@ def left_behind() -> Callable[[Path], list[str]]:
         return found
 
     return find
+
+
+@pytest.fixture(scope="session")
+def nccl_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """nccl_library(code): a library that says that it is this version of NCCL."""
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("a C compiler is needed to make a library that answers as NCCL does")
+
+    def make(code: int) -> Path:
+        folder = tmp_path_factory.mktemp("nccl")
+        (folder / "nccl.c").write_text(f"int ncclGetVersion(int *v) {{ *v = {code}; return 0; }}\n")
+        built = folder / "libnccl.so.2"
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", built, folder / "nccl.c"], check=True)
+        return built
+
+    return make
 
 
 @pytest.fixture(scope="session")

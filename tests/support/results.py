@@ -102,6 +102,11 @@ def run_info(**changes: object) -> RunInfo:
     return replace(base, **changes)
 
 
+def emulated(hosts: int, ranks_per_host: int, **changes: object) -> Topology:
+    usual = {"name": "emulated", "kind": "emulated", "device": "cpu", "backend": "gloo"}
+    return Topology(hosts=hosts, ranks_per_host=ranks_per_host, **usual | changes)
+
+
 def spec(model: str = "highmem_cnn", *, synthetic: bool = False, inject: Inject | None = None) -> Spec:
     return Spec(
         model=Model(name=model, target="scaling.worker.models.cnn.make", args={}, synthetic=synthetic),

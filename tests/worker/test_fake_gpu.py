@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from support.gloo_ranks import free_address
 from support.tables import collected
 
 from scaling.cli.pipeline import rebuild
@@ -52,12 +52,6 @@ SHORT = (
 )
 
 
-def free_port():
-    with socket.socket() as any_socket:
-        any_socket.bind(("127.0.0.1", 0))
-        return any_socket.getsockname()[1]
-
-
 def launch(path, fault="", precision="fp32", waited_for=(0, 1)):
     """Start both ranks; wait for these to end, within their bound, and end the other: (folder, their exit codes)."""
     (asked,) = requests("run", [*SHORT, f"precision={precision}"]).items
@@ -72,7 +66,7 @@ def launch(path, fault="", precision="fp32", waited_for=(0, 1)):
         "PYTHONPATH": str(ROOT),
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": free_address().rpartition(":")[2],
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.results import emulated
 
 from scaling.analysis.network.curve import Hops, PerHop
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, SCHEMA, Kernel, KernelTable
 from scaling.settings.parallel import Mesh, Parallel
-from scaling.settings.topology import Topology
 from scaling_simulator.simulate import links, measured
 from scaling_simulator.simulation import Chip
 
@@ -124,18 +124,13 @@ def source(n, name, byte_ns, hop_ns):
     return SimpleNamespace(world_size=n, link=link, plain=np.ones(1))
 
 
-def microseconds(mesh, kind, wire, *, hosts=2, per_host=2, sources=None):
+BOTH = (source(2, "host", INSIDE_NS, 1e4), source(4, "network", LINK_NS, 1e5))
+
+
+def microseconds(mesh, kind, wire, *, hosts=2, per_host=2, sources=BOTH):
     """By axis: what a transfer takes over emulated hosts whose links were measured over 2 and 4 ranks."""
-    where = Topology(
-        name="emulated_pcie",
-        kind="emulated",
-        hosts=hosts,
-        ranks_per_host=per_host,
-        device="cpu",
-        backend="gloo",
-    )
-    both = [source(2, "host", INSIDE_NS, 1e4), source(4, "network", LINK_NS, 1e5)]
-    found = measured.curves(where, where, both if sources is None else sources, mesh)
+    where = emulated(hosts, per_host, name="emulated_pcie")
+    found = measured.curves(where, where, sources, mesh)
     return {
         curve.group.removeprefix("mesh_"): dict(curve.points)[float(wire)]
         for curve in found
@@ -178,21 +173,16 @@ def test_hops_are_those_of_the_ranks_links():
 
 
 def test_where_nothing_was_measured_within_a_host_that_is_said():
-    where = Topology(
-        name="emulated_pcie", kind="emulated", hosts=2, ranks_per_host=2, device="cpu", backend="gloo"
-    )
-    both = [source(2, "host", INSIDE_NS, 1e4), source(4, "network", LINK_NS, 1e5)]
+    where = emulated(2, 2, name="emulated_pcie")
     mesh = Mesh(replicate=2, shard=2)
-    assert measured.inside_unknown(where, where, both[1:], mesh)
-    assert not measured.inside_unknown(where, where, both, mesh)
-    alone = microseconds(mesh, "all_gather", WIRE, sources=both[1:])
+    assert measured.inside_unknown(where, where, BOTH[1:], mesh)
+    assert not measured.inside_unknown(where, where, BOTH, mesh)
+    alone = microseconds(mesh, "all_gather", WIRE, sources=BOTH[1:])
     assert alone["shard"] == pytest.approx(WIRE * LINK_NS / 1e3, rel=0.01)
 
 
 def test_axes_that_leave_a_host_share_its_link():
-    where = Topology(
-        name="emulated_pcie", kind="emulated", hosts=4, ranks_per_host=1, device="cpu", backend="gloo"
-    )
+    where = emulated(4, 1, name="emulated_pcie")
     assert links.shared(where, Mesh(replicate=2, shard=2).dimensions) == ("mesh_replicate", "mesh_shard")
     within = dataclasses.replace(where, ranks_per_host=2, hosts=2)
     assert links.shared(within, Mesh(replicate=2, shard=2).dimensions) == ()

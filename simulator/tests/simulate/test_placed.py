@@ -5,25 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.results import emulated
 
 from scaling.settings.parallel import Mesh
-from scaling.settings.topology import Topology
 from scaling_simulator.simulate.placed import place
 from scaling_simulator.simulate.request import meshes_of
 
 MIB = 2**20
-
-
-def topology(hosts, per_host, placement="packed"):
-    return Topology(
-        name="t",
-        kind="emulated",
-        hosts=hosts,
-        ranks_per_host=per_host,
-        device="cpu",
-        backend="gloo",
-        placement=placement,
-    )
 
 
 def sent_by_host(groups, where, kind):
@@ -48,7 +36,7 @@ def sent_by_host(groups, where, kind):
 @pytest.mark.parametrize("per_host", [1, 2, 4])
 @pytest.mark.parametrize("placement", ["packed", "spread"])
 def test_every_axis_of_meshes_of_of_eight_ranks_loads_a_link_as_its_messages_do(kind, per_host, placement):
-    where = topology(8 // per_host, per_host, placement)
+    where = emulated(8 // per_host, per_host, placement=placement)
     for parallel in meshes_of(8, 8):
         mesh = parallel.mesh(8)
         for axis in mesh.axes():
@@ -60,7 +48,7 @@ def test_every_axis_of_meshes_of_of_eight_ranks_loads_a_link_as_its_messages_do(
 
 
 def test_a_strided_axis_has_the_hosts_that_its_ranks_are_on():
-    mesh, where = Mesh(replicate=2, shard=2, tensor=2), topology(2, 4)
+    mesh, where = Mesh(replicate=2, shard=2, tensor=2), emulated(2, 4)
     axes = {axis: place(groups, where) for axis, groups in mesh.axes().items()}
     assert {axis: (placed.local, placed.hosts) for axis, placed in axes.items()} == {
         "replicate": (1, 2),
@@ -73,12 +61,12 @@ def test_a_strided_axis_has_the_hosts_that_its_ranks_are_on():
 
 
 def test_a_part_of_the_shards_has_a_placement_of_its_own():
-    mesh, where = Mesh(shard=8), topology(2, 4)
+    mesh, where = Mesh(shard=8), emulated(2, 4)
     assert not place(((0, 1, 2, 3), (4, 5, 6, 7)), where).across
     assert place(mesh.axes()["shard"], where).across
 
 
 def test_on_a_device_a_reduce_scatter_goes_round_a_ring():
-    placed = place(Mesh(shard=4).axes()["shard"], topology(2, 2))
+    placed = place(Mesh(shard=4).axes()["shard"], emulated(2, 2))
     assert placed.carried("reduce_scatter", "nccl") == 1
     assert placed.carried("reduce_scatter", "gloo") == pytest.approx(4 / 3)

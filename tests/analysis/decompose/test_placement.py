@@ -7,25 +7,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results import emulated
 
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.predictions import as_measured, predictions
 from scaling.analysis.predict.sources import read_sources
 from scaling.settings.plan import make_plan
-from scaling.settings.topology import Level, Link, Topology
+from scaling.settings.topology import Level, Link
 
 
 def topology(hosts=2, ranks_per_host=2, placement="spread"):
-    return Topology(
-        name="t",
-        kind="slurm",
-        hosts=hosts,
-        ranks_per_host=ranks_per_host,
-        device="cuda",
-        backend="nccl",
-        link=Link(rate_bit_s=10**9),
-        placement=placement,
-    )
+    device = {"kind": "slurm", "device": "cuda", "backend": "nccl", "link": Link(rate_bit_s=10**9)}
+    return emulated(hosts, ranks_per_host, placement=placement, **device)
 
 
 def test_packed_ranks_fill_a_host_before_the_next():

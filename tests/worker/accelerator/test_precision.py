@@ -6,8 +6,6 @@ The version of NCCL is the loaded library's, not the one that torch was built wi
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -137,42 +135,26 @@ except RuntimeError as error:
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """Makes a library that says which NCCL it is."""
-    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("a C compiler is needed to make a library that answers as NCCL does")
-
-    def make(code: int) -> Path:
-        folder = tmp_path_factory.mktemp("nccl")
-        source = folder / "nccl.c"
-        source.write_text(f"int ncclGetVersion(int *v) {{ *v = {code}; return 0; }}\n")
-        built = folder / "libnccl.so.2"
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", built, source], check=True)
-        return built
-
-    return make
-
-
 def answers(*loaded: Path, preload: Path | None = None) -> list[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"LD_PRELOAD": str(preload)} if preload else {})
     done = captured([sys.executable, "-c", ASK, *map(str, loaded)], env=env, check=True)
     return done.stdout.splitlines()
 
 
-def test_a_preloaded_nccl_is_the_one_that_runs(library):
-    assert answers(preload=library(NEWER)) == ["2.30.7, torch was built with 2.28.9", "device 0"]
+def test_a_preloaded_nccl_is_the_one_that_runs(nccl_library):
+    assert answers(preload=nccl_library(NEWER)) == ["2.30.7, torch was built with 2.28.9", "device 0"]
 
 
-def test_nccl_that_torch_loaded_is_asked_by_its_file(library):
-    said, gate = answers(library(OLDER))
+def test_nccl_that_torch_loaded_is_asked_by_its_file(nccl_library):
+    said, gate = answers(nccl_library(OLDER))
     assert said == "2.28.9"
     assert "before 2.30, and this is 2.28.9" in gate
 
 
-def test_a_preloaded_nccl_comes_before_the_one_of_torch(library):
-    assert answers(library(OLDER), preload=library(NEWER))[0] == "2.30.7, torch was built with 2.28.9"
+def test_a_preloaded_nccl_comes_before_the_one_of_torch(nccl_library):
+    assert (
+        answers(nccl_library(OLDER), preload=nccl_library(NEWER))[0] == "2.30.7, torch was built with 2.28.9"
+    )
 
 
 def test_without_a_library_of_its_own_the_build_says_which_nccl_runs():
