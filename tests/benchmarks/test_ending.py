@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.commands import start_python
 from support.processes import wait_until
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -44,14 +43,8 @@ def test_every_benchmark_ends_so(path):
 def started(folder, child):
     script = folder / "tiny.py"
     script.write_text(SCRIPT)
-    return subprocess.Popen(
-        [sys.executable, str(script), child],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    alone = {"cwd": folder, "stdout": None, "start_new_session": True}
+    return start_python(str(script), child, env={"PYTHONPATH": str(BENCHMARKS)}, **alone)
 
 
 def test_ctrl_c_is_one_line_and_what_was_started_ends_in_order(tmp_path):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import environment
 from support.processes import captured
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks/gpu.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
 
 
 def run(*arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return captured([sys.executable, str(SCRIPT), *arguments], env=environment, timeout=500)
+    env = environment({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+    return captured([sys.executable, str(SCRIPT), *arguments], env=env, timeout=500)
 
 
 def test_without_a_gpu_it_skips_and_says_why():

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.commands import start_python
 from support.processes import wait_until
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -132,12 +130,8 @@ time.sleep(60)
 def test_what_a_benchmark_started_ends_in_order_when_only_the_outermost_is_told(tmp_path):
     """As by `kill`, which no other process hears."""
     (tmp_path / "tiny.py").write_text(TINY)
-    process = subprocess.Popen(
-        [sys.executable, "-c", KEEP, str(tmp_path), STARTED.format(str(tmp_path))],
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    keep = ("-c", KEEP, str(tmp_path), STARTED.format(str(tmp_path)))
+    process = start_python(*keep, env={"PYTHONPATH": str(BENCHMARKS)}, stdout=None)
     wait_until((tmp_path / "begun").exists, process)
     process.terminate()
     process.communicate(timeout=30)

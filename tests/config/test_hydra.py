@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from support.commands import refused
+from support.commands import environment, refused
+from support.processes import captured
 
 from scaling import resources
 from scaling.cli.main import main
@@ -148,8 +148,7 @@ def test_completion_in_a_real_shell():
         COMP_LINE='scaling run model=syn' COMP_WORDS=(scaling run model=syn) COMP_CWORD=2
         _scaling 2>/dev/null; echo "${{COMPREPLY[@]}}"
     """
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
+    done = captured(["bash", "-c", script], check=True, env=environment())
     assert done.stdout.strip() == "model=synthetic"
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support.commands import start_python
 from support.processes import wait_until
 
 from scaling.hardware.telemetry import RankWatch
 
-ROOT = Path(__file__).parents[2]
 RANK = """
 import subprocess, sys, time
 from scaling.worker.session.progress import beat, share
@@ -37,16 +34,8 @@ def ranks():
 
     def start(*arguments):
         for rank, argument in enumerate(arguments):
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank)}
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", RANK, argument],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env=environment,
-                )
-            )
+            env, pipes = {"RANK": str(rank)}, {"stdin": subprocess.PIPE, "stderr": None}
+            running.append(start_python("-c", RANK, argument, env=env, **pipes))
         for process in running:
             assert process.stdout.readline() == "ready\n"
         return [process.pid for process in running]

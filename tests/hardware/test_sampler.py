@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.commands import start_python
 from support.processes import alive, wait_until
 
 from scaling.hardware.sampler import SAMPLES
@@ -74,10 +75,7 @@ def test_a_parent_that_is_killed_takes_it_along(tmp_path):
         "print(p.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    parent = start_python("-c", code, stderr=None)
     child = int(parent.stdout.readline())
     wait_until(lambda: lines(file) >= 2)
     parent.send_signal(signal.SIGKILL)

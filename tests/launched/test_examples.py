@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import environment
 from support.processes import captured
 
 ROOT = Path(__file__).parents[2]
@@ -20,9 +20,8 @@ def launched():
         launch = [sys.executable, "-m", "torch.distributed.run", f"--log-dir={cwd}/torchrun"]
         launch += ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
         launch += ["--local-addr=127.0.0.1", str(ROOT / "examples" / name)]
-        own = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-        own |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = captured([*launch, *arguments], cwd=cwd, timeout=180, env={**os.environ, **own})
+        own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = captured([*launch, *arguments], cwd=cwd, timeout=180, env=environment(own))
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-from scaling import resources
+from support.commands import start_python
 
 NAMES = (
     "WANDB_API_KEY",
@@ -65,13 +62,11 @@ def test_a_run_writes_no_secret_opens_only_torchruns_port_and_cannot_be_changed_
     arguments = ["topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "world_sizes=[2]"]
     arguments += ["model=synthetic", "model.param_mb=1", "model.compute_ms=2", "measure=quick", "run_dir=run"]
     arguments += ["measure.budget_s=30", "+env.NCCL_DEBUG=WARN"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scaling.cli", "run", *arguments],
+    process = start_python(
+        *("-m", "scaling.cli", "run", *arguments),
         cwd=tmp_path,
-        env={**os.environ, **SECRETS, "PYTHONPATH": resources.import_path()},
+        env=SECRETS,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
         umask=0,  # the shell's own asks for nothing
     )
     seen: dict[int, set[str]] = {}

@@ -9,30 +9,18 @@ import itertools
 from collections import Counter
 
 import pytest
+from support.results import measure as short
 
 from scaling.config.compose import requests
 from scaling.settings import schedule
 from scaling.settings.plan import make_plan
-from scaling.settings.run import Measure
 from scaling.settings.schedule import BARE_ALL, DDP_SOLO, FABRIC, OF_NONE, PLAIN, PROBE, REPLAY, round_blocks
 
 KIB, MIB = 2**10, 2**20
 
 
 def measure(**changes):
-    values = {
-        "name": "test",
-        "rounds_min": 3,
-        "rounds_max": 10,
-        "steps": 8,
-        "lead_in": 3,
-        "warmup_max": 30,
-        "target_half_width": None,
-        "budget_s": 100.0,
-        "fabric_bytes_max": 4 * MIB,
-        "step_timeout_s": 60.0,
-    }
-    return Measure(**(values | changes))
+    return short(**{"fabric_bytes_max": 4 * MIB} | changes)
 
 
 def test_over_gloo_each_message_is_timed_by_itself():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import captured
@@ -54,6 +55,14 @@ def start_scaling(
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start_python(
+    *arguments: str, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """`python ARGUMENTS`, left running; it prints text into pipes. `options`: those of subprocess.Popen."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *arguments], env=environment(env), **pipes | options)
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], *said: str, status: int = 2) -> str:

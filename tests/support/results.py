@@ -107,6 +107,13 @@ def emulated(hosts: int, ranks_per_host: int, **changes: object) -> Topology:
     return Topology(hosts=hosts, ranks_per_host=ranks_per_host, **usual | changes)
 
 
+def measure(**changes: object) -> Measure:
+    """Settings of a short measurement."""
+    usual = {"name": "test", "rounds_min": 3, "rounds_max": 10, "steps": 8, "lead_in": 3, "warmup_max": 30}
+    usual |= {"target_half_width": None, "budget_s": 100.0, "fabric_bytes_max": MIB, "step_timeout_s": 60.0}
+    return Measure(**usual | changes)
+
+
 def spec(model: str = "highmem_cnn", *, synthetic: bool = False, inject: Inject | None = None) -> Spec:
     return Spec(
         model=Model(name=model, target="scaling.worker.models.cnn.make", args={}, synthetic=synthetic),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from support.commands import environment
 from support.gloo_ranks import free_address
 from support.tables import collected
 
@@ -27,7 +27,6 @@ from scaling.settings.plan import make_plan
 pytestmark = pytest.mark.slow  # a whole launch of two ranks
 
 SCRIPT = Path(__file__).with_name("fake_gpu_rank.py")
-ROOT = SCRIPT.parents[2]
 MS = 1_000_000
 START_S = 60
 """What two ranks may take to import torch and find each other on a busy machine."""
@@ -61,9 +60,7 @@ def launch(path, fault="", precision="fp32", waited_for=(0, 1)):
     folder = RunFolder(path)
     folder.launch(0).path.mkdir(parents=True)
     write_json(folder.plan, plan)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
+    variables = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": free_address().rpartition(":")[2],
@@ -72,7 +69,9 @@ def launch(path, fault="", precision="fp32", waited_for=(0, 1)):
     }
     command = [sys.executable, str(SCRIPT), str(path), "1,2", *filter(None, [fault])]
     end = time.monotonic() + START_S + END_S
-    ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(command, env=environment({**variables, "RANK": str(rank)})) for rank in range(2)
+    ]
     try:
         codes = [
             process.wait(timeout=max(1.0, end - time.monotonic()))

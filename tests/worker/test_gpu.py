@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import captured
+from support.commands import run_scaling
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.settings.run import Inject
@@ -34,7 +31,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
 
-ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 SPIN = 50_000_000
 """Accelerator clock cycles: some 30 ms."""
@@ -213,9 +209,9 @@ def test_a_tensor_has_the_same_sums_on_the_device(dtype):
 def test_a_run(tmp_path, overrides):
     run = tmp_path / "run"
     words = ["topology=local", "topology.device=cuda", "model=mlp", "measure=quick", "measure.budget_s=8"]
-    command = [sys.executable, "-m", "scaling.cli", "run", *words, "tracking=disabled", f"run_dir={run}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = captured([*command, *overrides], env=environment, timeout=300)
+    done = run_scaling(
+        "run", *words, "tracking=disabled", f"run_dir={run}", *overrides, cwd=tmp_path, timeout_s=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((run / "launches/0/env-0.json").read_text())
     assert found["device"] == "cuda"

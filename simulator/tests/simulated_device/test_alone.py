@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
+from support.results import measure
 
 from scaling.analysis.statistics.rounds import latest
 from scaling.settings.parallel import Parallel
-from scaling.settings.run import Measure, Model, Spec
+from scaling.settings.run import Model, Spec
 from scaling.settings.topology import Topology
 from scaling.worker.models.language import llama
 from scaling_simulator import alone, program
@@ -66,17 +67,8 @@ def asked(
         batch_per_rank=4,
         global_batch=None,
         precision="fp32",
-        measure=Measure(
-            name="quick",
-            rounds_min=1,
-            rounds_max=1,
-            steps=1,
-            lead_in=0,
-            warmup_max=4,
-            target_half_width=None,
-            budget_s=1,
-            fabric_bytes_max=1024,
-            step_timeout_s=60,
+        measure=measure(
+            rounds_min=1, rounds_max=1, steps=1, lead_in=0, warmup_max=4, budget_s=1, fabric_bytes_max=1024
         ),
         **changes,
     )

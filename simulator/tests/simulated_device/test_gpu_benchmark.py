@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import environment
 from support.processes import captured
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.slow
 def test_it_runs_whole_and_says_what_a_simulation_cannot_show(tmp_path):
     program = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--device", "sim"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = environment({"OMP_NUM_THREADS": "1"})
     done = captured([*program, "--out", str(tmp_path / "out.json")], env=env, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "says nothing of a GPU's own times" in done.stdout

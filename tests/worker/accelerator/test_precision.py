@@ -5,15 +5,14 @@ The version of NCCL is the loaded library's, not the one that torch was built wi
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.commands import environment
 from support.processes import captured
 
-import scaling
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32, nccl_numbers
 from scaling.worker.checks import ceilings
@@ -110,7 +109,6 @@ def test_each_loop_has_a_scaler_of_its_own():
     assert precision.scaler() is not precision.scaler()
 
 
-ROOT = Path(scaling.__file__).parents[1]
 NEWER, OLDER = 23007, 22809
 """NCCL_VERSION_CODE of 2.30.7 and 2.28.9."""
 ASK = """
@@ -136,7 +134,7 @@ except RuntimeError as error:
 
 
 def answers(*loaded: Path, preload: Path | None = None) -> list[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"LD_PRELOAD": str(preload)} if preload else {})
+    env = environment({"LD_PRELOAD": str(preload)} if preload else {})
     done = captured([sys.executable, "-c", ASK, *map(str, loaded)], env=env, check=True)
     return done.stdout.splitlines()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import time
 
 import pytest
 import torch
+from support.commands import environment, start_python
 from support.processes import alive, captured, wait_until
 from torch.utils.data import Dataset, IterableDataset
 
@@ -236,13 +236,7 @@ def assert_workers_end_with_their_rank(scratch):
         "print(*(worker.pid for worker in loader._batches._workers), flush=True)\n"
         "sys.stdin.read()\n"
     )
-    rank = subprocess.Popen(
-        [sys.executable, "-c", text],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": scratch},
-    )
+    rank = start_python("-c", text, env={"TMPDIR": scratch}, stdin=subprocess.PIPE, stderr=None)
     try:
         pids = [int(pid) for pid in rank.stdout.readline().split()]
         assert len(pids) == 2
@@ -263,7 +257,5 @@ def test_a_target_that_is_no_dataset():
 
 def test_a_worker_whose_rank_died_before_it_began_ends_at_once():
     text = "from scaling.worker.data.feed import end_with_parent\nend_with_parent(1 << 30, 0)\nprint('goes on')\n"
-    worker = captured(
-        [sys.executable, "-c", text], timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    worker = captured([sys.executable, "-c", text], timeout=60, env=environment())
     assert (worker.returncode, worker.stdout) == (-signal.SIGKILL, "")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from scipy.special import stdtrit
+from support.results import measure
 
 from scaling.records.format import CollectiveRow
 from scaling.settings.plan import Trial
-from scaling.settings.run import Measure
 from scaling.settings.schedule import Block
 from scaling.worker.measure.pace import (
     BLOCK_NS_MIN,
@@ -26,22 +26,6 @@ from scaling.worker.measure.pace import (
 )
 
 MS = 1_000_000
-
-
-def measure(**changes):
-    values = {
-        "name": "test",
-        "rounds_min": 3,
-        "rounds_max": 10,
-        "steps": 8,
-        "lead_in": 3,
-        "warmup_max": 30,
-        "target_half_width": None,
-        "budget_s": 100.0,
-        "fabric_bytes_max": 2**20,
-        "step_timeout_s": 60.0,
-    }
-    return Measure(**(values | changes))
 
 
 def test_a_block_outlasts_a_hiccup():

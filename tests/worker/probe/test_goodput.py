@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.commands import environment
 from worker.probe.restarted import STEPS, attempts
 
-import scaling
 from scaling.cli.pipeline import rebuild
 from scaling.records.paths import RunFolder
 from scaling.settings.schedule import PLAIN
@@ -35,14 +34,9 @@ def torchrun(folder: Path) -> int:
         *("--monitor-interval=0.1", str(Path(__file__).with_name("restarted.py"))),
         *(str(folder), *map(str, KILLED_AT)),
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(scaling.__file__).parents[1]),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
+    env = environment({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
     with (folder / "said.txt").open("a") as said:
-        return subprocess.run(command, env=environment, check=False, timeout=120, stderr=said).returncode
+        return subprocess.run(command, env=env, check=False, timeout=120, stderr=said).returncode
 
 
 @pytest.fixture(scope="module")

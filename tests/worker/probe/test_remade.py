@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import environment
 from support.processes import captured
-
-from scaling import resources
 
 TAKES_S = 100
 """Less than the two minutes after which a rank gives up one that does not come."""
@@ -19,7 +17,7 @@ TAKES_S = 100
 def test_each_group_that_is_made_again_agrees_anew(tmp_path):
     program = str(Path(__file__).with_name("remade.py"))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    env = {**os.environ, "PYTHONPATH": resources.import_path(), "OMP_NUM_THREADS": "1"}
+    env = environment({"OMP_NUM_THREADS": "1"})
     done = captured([*launch, program, tmp_path], env=env, timeout=TAKES_S)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "scaling: Probe:" in line]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from support.commands import start_python
 from support.processes import alive, wait_until
 
 from scaling.records.paths import RunFolder
 
-ROOT = Path(__file__).parents[3]
 START = """
 import os, sys, time
 from pathlib import Path
@@ -37,13 +34,7 @@ def rank(tmp_path):
     started = []
 
     def start(code):
-        process = subprocess.Popen(
-            [sys.executable, "-c", START.format(code), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        process = start_python("-c", START.format(code), str(tmp_path))
         started.append(process)
         assert process.stdout.readline() == "ready\n"
         return process
@@ -88,20 +79,9 @@ def test_asleep_busy_or_stopped_it_says_where(rank, code, tmp_path):
 
 def test_it_dies_with_the_process_that_started_it(tmp_path):
     """As with a torchrun that is killed: even a stopped rank is gone."""
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()",
-            sys.executable,
-            "-c",
-            START.format("os.kill(os.getpid(), 19)"),
-            str(tmp_path),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    starts = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()"
+    child = [sys.executable, "-c", START.format("os.kill(os.getpid(), 19)"), str(tmp_path)]
+    parent = start_python("-c", starts, *child, stderr=None)
     child = int(parent.stdout.readline())
     assert parent.stdout.readline() == "ready\n"
     parent.kill()
