@@ -13,6 +13,9 @@ DURATIONS = (
     *("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns", "forward_wait_ns"),
     *("backward_wait_ns", "input_wait_ns", "optimizer_wait_ns", "host_wait_ns"),
 )
+UNWAITED = dict.fromkeys((name for name in DURATIONS if "wait" in name), 0)
+UNWAITED |= {"buffer_begin_ns": 0, "buffer_end_ns": 0, "tokens": -1, "squared": 0}
+"""What a step's row says of waits, broadcasts and tokens where there were none."""
 
 
 def place(step: int, rank: int) -> dict[str, Any]:
