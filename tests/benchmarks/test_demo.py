@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
+from support.benchmark_parts import benchmark_part
 
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")  # as for a script that is run from there
-    demo = importlib.import_module("demo")
+demo = benchmark_part("demo")
 
 REPORT = """\
 answer    small on a link: At 2 ranks the run keeps 46 %.

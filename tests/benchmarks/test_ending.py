@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
+from support.benchmark_parts import BENCHMARKS
 from support.commands import start_python
 from support.processes import wait_until
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPT = """
 import sys
 from ending import exit_with, run

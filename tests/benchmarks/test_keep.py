@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
+from support.benchmark_parts import BENCHMARKS, benchmark_part
 from support.commands import start_python
 from support.processes import wait_until
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def keep():
-    spec = importlib.util.spec_from_file_location("keep", BENCHMARKS / "keep.py")
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)  # as for a script that is run from there
-        spec.loader.exec_module(module)
-    return module
+    return benchmark_part("keep")
 
 
 @pytest.fixture

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.benchmark_parts import BENCHMARKS, benchmark_part
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECORDS = Path(__file__).parents[3] / "shared/data/nccl_one_h100/trace"
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module("nccl_one_gpu")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    return benchmark_part("nccl_one_gpu")
 
 
 @pytest.fixture(scope="module")
 def rank():
-    sys.path.insert(0, str(BENCHMARKS / "gpu_parts"))
-    try:
-        return importlib.import_module("shared_rank")
-    finally:
-        sys.path.remove(str(BENCHMARKS / "gpu_parts"))
+    return benchmark_part("shared_rank", BENCHMARKS / "gpu_parts")
 
 
 def straggler(rank=1, phase="input", value=28.0, off=2.0):

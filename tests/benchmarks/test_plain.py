@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
+from support.benchmark_parts import benchmark_part
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MS = 1_000_000
 
 
 @pytest.fixture(scope="module")
 def plain():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        return importlib.import_module("truth_parts.plain")
+    return benchmark_part("truth_parts.plain")
 
 
 def test_a_bucket_begins_with_the_last_launch_or_the_end_of_the_one_before(plain):

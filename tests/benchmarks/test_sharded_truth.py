@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from support.benchmark_parts import benchmark_part
 
 
 @pytest.fixture(scope="module")
 def sharded():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        return importlib.import_module("truth_parts.sharded")
+    return benchmark_part("truth_parts.sharded")
 
 
 @pytest.fixture

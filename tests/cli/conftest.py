@@ -1,5 +1,5 @@
 """Traces made by hand, for `scaling trace`."""
 
-from support.traces import job, trace
+from support.traces import analysed, job, trace
 
-__all__ = ["job", "trace"]
+__all__ = ["analysed", "job", "trace"]

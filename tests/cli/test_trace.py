@@ -15,17 +15,6 @@ from scaling.report.tracking.wandb import log_run
 from scaling.traces.profiler import read
 
 
-@pytest.fixture
-def analysed(capsys):
-    """analysed(*arguments) -> (exit status, the document)."""
-
-    def run(*arguments):
-        code = main(["trace", *map(str, arguments), "--json"])
-        return code, json.loads(capsys.readouterr().out)
-
-    return run
-
-
 def value(number):
     return None if number is None else round(number["value"], 6)
 

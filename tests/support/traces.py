@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scaling.cli.main import main
+
 SHARED = Path(os.environ.get("SCALING_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
@@ -71,6 +73,17 @@ def shared():
         return path
 
     return find
+
+
+@pytest.fixture
+def analysed(capsys):
+    """analysed(*arguments): `scaling trace ARGUMENTS --json` -> (exit status, the document)."""
+
+    def run(*arguments):
+        code = main(["trace", *map(str, arguments), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 The truth is computed a second time, by walking over the instants at which something begins or ends.
 """
 
-import json
 import random
 from itertools import pairwise
 
@@ -18,17 +17,6 @@ NAMES = {
 }
 KINDS = {"_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter", "allreduce": "all_reduce"}
 SHARD, REPLICATE = "mesh_shard", "mesh_replicate"
-
-
-@pytest.fixture
-def traced(capsys):
-    """traced(path) -> the document."""
-
-    def run(path):
-        assert main(["trace", str(path), "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return run
 
 
 def groups(rank):
@@ -104,9 +92,11 @@ def walked(spans, without, begin, end):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_kinds_by_group_equal_an_independent_computation(trace, tmp_path, traced, seed):
+def test_kinds_by_group_equal_an_independent_computation(trace, tmp_path, analysed, seed):
     truth = hsdp(trace, tmp_path, seed)
-    (job,) = traced(tmp_path)["trace"]
+    code, found = analysed(tmp_path)
+    assert code == 0
+    (job,) = found["trace"]
     found = {(k["collective"], k["group"]): k for k in job["kinds"]}
     assert found.keys() == {("all_gather", SHARD), ("reduce_scatter", SHARD), ("all_reduce", REPLICATE)}
     for key, row in found.items():
@@ -161,10 +151,12 @@ def copied(trace, rank, *, lane=True, call=True):
 
 
 @pytest.mark.parametrize("lane", [True, False])
-def test_copies_that_carry_a_collective_are_communication(trace, tmp_path, traced, lane):
+def test_copies_that_carry_a_collective_are_communication(trace, tmp_path, analysed, lane):
     for rank in range(2):
         copied(trace, rank, lane=lane).write(tmp_path / f"rank-{rank}.json")
-    (job,) = traced(tmp_path)["trace"]
+    code, found = analysed(tmp_path)
+    assert code == 0
+    (job,) = found["trace"]
     row = next(k for k in job["kinds"] if k["collective"] == "all_gather")
     assert row["busy_ms"]["value"] == pytest.approx(0.030)
     assert row["exposed_ms"]["value"] == pytest.approx(0.030)
@@ -178,9 +170,10 @@ def test_copies_that_carry_a_collective_are_communication(trace, tmp_path, trace
     )  # from the first copy's begin to the last's end
 
 
-def test_copies_on_a_communicators_stream_without_a_call_are_named(trace, tmp_path, traced):
+def test_copies_on_a_communicators_stream_without_a_call_are_named(trace, tmp_path, analysed):
     for rank in range(2):
         copied(trace, rank, call=False).write(tmp_path / f"rank-{rank}.json")
-    found = traced(tmp_path)
+    code, found = analysed(tmp_path)
+    assert code == 0
     assert found["trace"][0]["ranks"][0]["exposed_ms"]["value"] == pytest.approx(0.030)
     assert any("Memcpy PtoP" in w and "counted as communication" in w for w in found["quality"]["warnings"])

@@ -13,20 +13,9 @@ from scaling.records.paths import RunFolder
 SKEW = 0.02
 
 
-@pytest.fixture
-def traced(capsys):
-    """traced(*words) -> (exit status, the document)."""
-
-    def run(*words):
-        code = main(["trace", *map(str, words), "--json"])
-        return code, json.loads(capsys.readouterr().out)
-
-    return run
-
-
-def test_the_documented_records(shared, traced):
+def test_the_documented_records(shared, analysed):
     path = shared("nccl_inspector/documented_examples.jsonl")
-    code, found = traced(path)
+    code, found = analysed(path)
     assert code == 3  # one rank of each communicator
     stated = [json.loads(line) for line in path.read_text().splitlines()]
     rows = {r["group"]: r for r in found["collectives"]}
@@ -38,12 +27,12 @@ def test_the_documented_records(shared, traced):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_slow_rank_is_named_and_its_cost_is_right(tmp_path, traced, indent):
+def test_a_slow_rank_is_named_and_its_cost_is_right(tmp_path, analysed, indent):
     """A transfer of 400 us; rank 2 joins 100 us after the others each time."""
     for rank in range(4):
         records = [dumps.record(rank, sn, 400 if rank == 2 else 500) for sn in range(1, 21)]
         dumps.write_records(tmp_path / f"host-pid{rank}.log", records, indent)
-    code, found = traced(tmp_path)
+    code, found = analysed(tmp_path)
     (row,) = found["collectives"]
     assert (code, row["count"], row["whole"], row["late_rank"], row["late_share"]) == (0, 20, 20, 2, 1.0)
     assert (row["transfer_us"]["value"], row["skew_us"]["value"]) == (400, 75)
@@ -52,7 +41,7 @@ def test_a_slow_rank_is_named_and_its_cost_is_right(tmp_path, traced, indent):
 
 
 @pytest.mark.parametrize("extra_ms", [2, 20])
-def test_the_skew_of_a_simulated_cluster(tmp_path, simulate, cluster, traced, extra_ms):
+def test_the_skew_of_a_simulated_cluster(tmp_path, simulate, cluster, analysed, extra_ms):
     """Records made of a simulated run's buckets: rank 1 is late in backward by a known time."""
     late = cluster.Straggler(rank=1, extra_ns=extra_ms * 1e6)
     folder = RunFolder(tmp_path / "run")
@@ -76,7 +65,7 @@ def test_the_skew_of_a_simulated_cluster(tmp_path, simulate, cluster, traced, ex
         transfers.setdefault(size, []).append(max(b["done_ns"] for b in by_place[place]) - released)
     for rank, mine in records.items():
         dumps.write_records(tmp_path / "inspector" / f"{rank}.log", mine)
-    code, found = traced(tmp_path / "inspector")
+    code, found = analysed(tmp_path / "inspector")
     assert code == 0
     rows = {r["bytes"]: r for r in found["collectives"]}
     assert rows.keys() == waits.keys()
@@ -89,7 +78,7 @@ def test_the_skew_of_a_simulated_cluster(tmp_path, simulate, cluster, traced, ex
     assert (first["late_rank"], first["late_share"]) == (1, pytest.approx(1.0, abs=0.1))
 
 
-def test_beside_the_machines_own_curve(tmp_path, traced):
+def test_beside_the_machines_own_curve(tmp_path, analysed):
     log = tmp_path / "all_reduce.log"
     rows = "\n".join(
         f"{m} {m // 4} float sum -1" + f" {t:.1f} {m / t / 1e3:.2f} {1.5 * m / t / 1e3:.2f} 0" * 2
@@ -99,11 +88,11 @@ def test_beside_the_machines_own_curve(tmp_path, traced):
     for rank in range(4):
         dumps.write_records(tmp_path / f"{rank}.jsonl", [dumps.record(rank, sn, 400) for sn in range(9)])
     files = sorted(tmp_path.glob("*.jsonl"))
-    (row,) = traced(*files, "--beside", log)[1]["collectives"]
+    (row,) = analysed(*files, "--beside", log)[1]["collectives"]
     assert row["curve_share"] == pytest.approx(0.5, rel=0.01)
 
 
-def test_the_machine_that_a_log_beside_names_is_held_beside_what_others_reach(tmp_path, traced):
+def test_the_machine_that_a_log_beside_names_is_held_beside_what_others_reach(tmp_path, analysed):
     log = tmp_path / "all_reduce.log"
     devices = "\n".join(
         f"#  Rank {r} Group  0 Pid {r} on a device {r} [0x0{r}] NVIDIA GeForce RTX 5090" for r in range(4)
@@ -114,11 +103,11 @@ def test_the_machine_that_a_log_beside_names_is_held_beside_what_others_reach(tm
         records = [dumps.record(rank, sn, 644245, size=2**33) for sn in range(9)]
         dumps.write_records(tmp_path / f"{rank}.jsonl", records)
     files = sorted(tmp_path.glob("*.jsonl"))
-    (text,) = traced(*files, "--beside", log)[1]["links"]
+    (text,) = analysed(*files, "--beside", log)[1]["links"]
     assert text.startswith(
         "others reach 35 GB/s in all_reduce on 4 x RTX 5090; yours: 20 at 8 GiB, 57% of it"
     )
-    assert traced(*files)[1]["links"] == []
+    assert analysed(*files)[1]["links"] == []
 
 
 @pytest.mark.parametrize(
@@ -131,28 +120,28 @@ def test_the_machine_that_a_log_beside_names_is_held_beside_what_others_reach(tm
         ({"coll_sn": 3}, "1 records repeat the number of an earlier one"),
     ],
 )
-def test_damage_is_said(tmp_path, traced, change, said):
+def test_damage_is_said(tmp_path, analysed, change, said):
     for rank in range(4):
         records = [dumps.record(rank, sn, 400) for sn in range(9)]
         if rank == 1:
             records[4]["coll_perf"] |= change
         dumps.write_records(tmp_path / f"{rank}.jsonl", records)
-    assert any(said in line for line in traced(tmp_path)[1]["warnings"])
+    assert any(said in line for line in analysed(tmp_path)[1]["warnings"])
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path, traced):
+def test_a_line_that_was_cut_off_is_left_out(tmp_path, analysed):
     for rank in range(2):
         path = dumps.write_records(
             tmp_path / f"{rank}.jsonl", [dumps.record(rank, sn, 400, ranks=2) for sn in range(9)]
         )
         if rank:
             path.write_text(path.read_text()[:-40])
-    code, found = traced(tmp_path)
+    code, found = analysed(tmp_path)
     assert (code, found["collectives"][0]["whole"]) == (0, 8)
     assert any("1 records cannot be read" in line for line in found["warnings"])
 
 
-def test_communicators_of_one_name_are_apart(tmp_path, traced):
+def test_communicators_of_one_name_are_apart(tmp_path, analysed):
     """Two tensor groups have one name, as those of a device mesh do; one takes ten times as long."""
     for comm, time_us in (("0xa", 100), ("0xb", 1000)):
         for rank in range(2):
@@ -160,7 +149,7 @@ def test_communicators_of_one_name_are_apart(tmp_path, traced):
                 dumps.record(rank, sn, time_us, ranks=2, comm=comm, comm_name="mesh_tp") for sn in range(1, 6)
             ]
             dumps.write_records(tmp_path / f"{comm}-{rank}.log", records)
-    code, found = traced(tmp_path)
+    code, found = analysed(tmp_path)
     rows = {r["group"]: (r["transfer_us"]["value"], r["count"], r["whole"]) for r in found["collectives"]}
     assert code == 0
     assert rows == {"mesh_tp (0xa)": (100, 5, 5), "mesh_tp (0xb)": (1000, 5, 5)}
