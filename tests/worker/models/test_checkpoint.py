@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.workloads import towards_zero
 from torch import nn
 
 from scaling.errors import InputError
-from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.models.options import checkpoint_activations, repeated
-
-
-def workload(module, **more):
-    return Workload(
-        module=module, make_batch=lambda n, g: None, loss=nn.functional.mse_loss, **{"optimizer": sgd} | more
-    )
 
 
 class Counting(nn.Linear):
@@ -63,7 +57,7 @@ def test_the_same_gradients_with_parts_computed_again(make, named, calls):
     torch.manual_seed(0)
     module = make()
     expected, once = gradients_and_calls(module)
-    undo = checkpoint_activations(workload(module, blocks=named(module)))
+    undo = checkpoint_activations(towards_zero(module, blocks=named(module)))
     gradients, found = gradients_and_calls(module)
     assert all(torch.equal(a, b) for a, b in zip(expected, gradients, strict=True))
     assert found == calls
@@ -76,7 +70,7 @@ def test_the_same_gradients_with_parts_computed_again(make, named, calls):
 def test_a_forward_of_the_module_s_own_is_there_again_afterwards():
     net = Net()
     own = net.first.forward = lambda inputs: inputs
-    checkpoint_activations(workload(net, blocks=(net.first,)))()
+    checkpoint_activations(towards_zero(net, blocks=(net.first,)))()
     assert net.first.forward is own
 
 
@@ -89,7 +83,7 @@ def test_less_is_kept_for_backward():
 
     module = blocks(4)
     plain = kept(module)
-    checkpoint_activations(workload(module))
+    checkpoint_activations(towards_zero(module))
     assert kept(module) < plain
 
 
@@ -100,4 +94,4 @@ def test_the_blocks_of_a_model_are_what_it_repeats():
 
 def test_nothing_to_checkpoint():
     with pytest.raises(InputError, match="nothing to checkpoint"):
-        checkpoint_activations(workload(Net()))
+        checkpoint_activations(towards_zero(Net()))

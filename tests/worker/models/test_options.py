@@ -6,34 +6,25 @@ import dataclasses
 
 import pytest
 import torch
+from support.results import measure
+from support.workloads import towards_zero
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
 from scaling.settings.parallel import Parallel
-from scaling.settings.run import Measure, Model, Spec
+from scaling.settings.run import Model, Spec
 from scaling.settings.topology import Topology
-from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.models.options import compiled, loading, shaped
 
 
 def spec(**options):
-    measure = Measure(
-        name="quick", rounds_min=3, rounds_max=3, steps=3, lead_in=1, warmup_max=3, target_half_width=None,
-        budget_s=1, fabric_bytes_max=1, step_timeout_s=1,
-    )  # fmt: skip
     topology = Topology(name="local", kind="local", hosts=1, ranks_per_host=1, device="cpu", backend="gloo")
     model = Model(name="m", target="m.m", args={})
     return Spec(
         model=model, topology=topology, world_sizes=(1,), mode="weak", batch_per_rank=1, global_batch=1,
-        precision="fp32", measure=measure, **options,
+        precision="fp32", measure=measure(), **options,
     )  # fmt: skip
-
-
-def workload(module, **more):
-    return Workload(
-        module=module, make_batch=lambda n, g: None, loss=nn.functional.mse_loss, **{"optimizer": sgd} | more
-    )
 
 
 def gradients(module, inputs):
@@ -55,11 +46,11 @@ def test_norms_over_all_ranks_do_not_run_on_a_cpu(world_sizes):
     with pytest.raises(
         InputError, match="SyncBatchNorm runs on accelerators alone, torch refuses it on a CPU"
     ):
-        shaped(workload(NORMED), dataclasses.replace(spec(), world_sizes=world_sizes))
+        shaped(towards_zero(NORMED), dataclasses.replace(spec(), world_sizes=world_sizes))
 
 
 def test_norms_over_all_ranks_are_measured_on_accelerators():
-    assert shaped(workload(NORMED), on_accelerators()).module is NORMED
+    assert shaped(towards_zero(NORMED), on_accelerators()).module is NORMED
 
 
 @pytest.mark.parametrize(
@@ -72,7 +63,7 @@ def test_norms_over_all_ranks_are_measured_on_accelerators():
 )
 def test_where_the_waits_of_norms_would_not_be_told_apart(settings, said):
     with pytest.raises(InputError, match=said):
-        shaped(workload(NORMED), on_accelerators(**settings))
+        shaped(towards_zero(NORMED), on_accelerators(**settings))
 
 
 # Memory format
@@ -81,7 +72,7 @@ def test_where_the_waits_of_norms_would_not_be_told_apart(settings, said):
 def test_channels_last_of_weights_and_of_what_is_loaded():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     options = spec(channels_last=True)
-    shaped(workload(module), options)
+    shaped(towards_zero(module), options)
     assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
     images, labels = loading(options, lambda batch: batch)([torch.ones(2, 3, 8, 8), torch.ones(2)])
     assert images.is_contiguous(memory_format=torch.channels_last)
@@ -90,7 +81,7 @@ def test_channels_last_of_weights_and_of_what_is_loaded():
 
 def test_nothing_to_put_in_channels_last():
     with pytest.raises(InputError, match="no 4-dimensional parameter"):
-        shaped(workload(nn.Linear(2, 2)), spec(channels_last=True))
+        shaped(towards_zero(nn.Linear(2, 2)), spec(channels_last=True))
 
 
 # Fused optimizers
@@ -111,7 +102,7 @@ def test_a_fused_optimizer_takes_the_same_steps(optimizer):
     for fused in (False, True):
         torch.manual_seed(0)
         module = nn.Linear(4, 4)
-        made = shaped(workload(module, optimizer=optimizer), spec(fused_optimizer=fused)).optimizer(
+        made = shaped(towards_zero(module, optimizer=optimizer), spec(fused_optimizer=fused)).optimizer(
             module.parameters()
         )
         assert all(bool(group["fused"]) == fused for group in made.param_groups)
@@ -124,7 +115,7 @@ def test_a_fused_optimizer_takes_the_same_steps(optimizer):
 
 
 def test_an_optimizer_without_a_fused_form():
-    made = shaped(workload(nn.Linear(1, 1), optimizer=torch.optim.RMSprop), spec(fused_optimizer=True))
+    made = shaped(towards_zero(nn.Linear(1, 1), optimizer=torch.optim.RMSprop), spec(fused_optimizer=True))
     with pytest.raises(InputError, match="RMSprop has no fused form"):
         made.optimizer(nn.Linear(1, 1).parameters())
 
@@ -159,5 +150,5 @@ def test_every_wrapper_compiles_its_own_graphs_cut_at_its_buckets(one_rank, monk
 
 def test_options_are_off_unless_asked_for():
     module = nn.Linear(2, 2)
-    same = workload(module)
+    same = towards_zero(module)
     assert shaped(same, spec()) is same
