@@ -57,14 +57,14 @@ def test_a_collective_runs_from_the_latest_launch_to_the_latest_done():
 @pytest.mark.parametrize(
     ("launch", "done", "transfer", "busy"),
     [
-        ([0, 2], [6, 10], [2 + 4 / 2, 4 / 2 + 4], 10),  # where two overlap each gets half
-        ([0, 0, 0], [9, 9, 9], [3, 3, 3], 9),  # where three do, a third
-        ([0, 1, 5], [3, 4, 9], [1 + 2 / 2, 2 / 2 + 1, 4], 4 + 4),  # idle in the gap
+        ([[0, 2], [0, 2]], [[6, 10], [6, 10]], [2 + 4 / 2, 4 / 2 + 4], 10),
+        ([[0, 0, 0]], [[9, 9, 9]], [3, 3, 3], 9),
+        ([[0, 1, 5]], [[3, 4, 9]], [1 + 2 / 2, 2 / 2 + 1, 4], 4 + 4),
     ],
-    ids=["two", "three", "a gap"],
+    ids=["two overlap", "three overlap", "idle in a gap"],
 )
 def test_the_link_is_busy_on_the_union_and_buckets_that_overlap_share_it(launch, done, transfer, busy):
-    found = merged(launch=[launch], done=[done])
+    found = merged(launch=launch, done=done)
     assert found.transfer[0].tolist() == transfer
     assert found.busy[0] == busy
 
