@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 
 import pytest
-from rich.console import Console
-from support.reports import comparison_page, page, print_analysis, print_comparison
-from support.results import HOSTILE, about, run_info
+from support.reports import comparison_page, page, print_analysis, print_comparison, printed
+from support.results import HOSTILE, about, bare, compared_case, inference, run_info
 
 from scaling.analysis.results import (
-    Analysis,
-    CaseComparison,
     Comparison,
-    Fabric,
-    InferenceCase,
     LargestBatch,
     Latency,
-    Quality,
     TrainingCase,
     TrialStatus,
 )
@@ -35,14 +28,13 @@ def served(**changes):
     )
 
 
-def inference(batch, rate, **changes):
-    settings = {"world_size": 2, "precision": "fp32", "autocast": False, "compile": False, "status": "done"}
+def inferred(batch, rate, **changes):
     found = {
         "latency_ms": Latency(p50=about(2000 * batch / rate, 0.1), p90=about(2100 * batch / rate, 0.2)),
         "samples_per_s": about(rate, rate / 50),
         "peak_bytes": 300 * 2**20 + batch * 2**20,
     }
-    return InferenceCase(batch=batch, **(settings | found | changes))
+    return inference(batch, **found | changes)
 
 
 def training(batch, rate, **changes):
@@ -68,26 +60,17 @@ LARGEST = LargestBatch(
 
 
 def analysis(**changes):
-    found = {
-        "schema": 1,
-        "run": served(device_name="Imaginary G1"),
-        "points": (),
-        "fabric": Fabric(),
-        "inference": (),
-        "verdicts": (),
-        "quality": Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
-        "trials": (TrialStatus(world_size=2, status="done"),),
-    }
-    return Analysis(**(found | changes))
+    done = (TrialStatus(world_size=2, status="done"),)
+    return bare(served(device_name="Imaginary G1"), trials=done, **changes)
 
 
 SERVED = analysis(
     inference=(
-        inference(1, 100),
-        inference(8, 390, knee=True),
-        inference(32, 400),
-        inference(8, 700, precision="bf16", autocast=True),
-        inference(
+        inferred(1, 100),
+        inferred(8, 390, knee=True),
+        inferred(32, 400),
+        inferred(8, 700, precision="bf16", autocast=True),
+        inferred(
             64, 1, status="oom", samples_per_s=None, latency_ms=Latency(), peak_bytes=None, error=HOSTILE
         ),
     )
@@ -100,12 +83,6 @@ TRAINED = analysis(
     ),
     largest_batch=(LARGEST,),
 )
-
-
-def printed(print_it, value, *more):
-    out = io.StringIO()
-    print_it(Console(file=out, width=80, no_color=True), value, *more)
-    return out.getvalue()
 
 
 def test_the_terminal_marks_the_knee_and_says_what_was_not_measured(sample):
@@ -150,14 +127,7 @@ def test_the_page_has_the_tables_and_nothing_breaks_out(found, sample):
 
 
 def test_two_devices_are_compared_case_by_case():
-    case = CaseComparison(
-        world_size=2,
-        batch=8,
-        setting={"precision": "bf16", "autocast": True, "compile": False},
-        samples_per_s=(about(700, 10), about(1400, 20)),
-        ratio=about(2, 0.05),
-        distinguishable=True,
-    )
+    case = compared_case(about(2, 0.05), samples_per_s=(about(700, 10), about(1400, 20)))
     comparison = Comparison(
         schema=1,
         base=SERVED.run,

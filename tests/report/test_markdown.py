@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from support.reports import comparison_markdown, comparison_page, markdown, sweep_page
 
-from scaling.analysis.results import CaseComparison, Measured, Sweep, SweepBest, SweepRow
+from scaling.analysis.results import Measured, Sweep, SweepBest, SweepRow
 from scaling.report.cases import comparison_table
 from scaling.report.documents.comparison import answer, table
 from scaling.report.markdown import sweep_markdown
@@ -153,24 +153,14 @@ def test_one_table_is_on_every_renderer(batches, sample):
         assert "other over base" not in shown
 
 
-def case(ratio: Measured | None, batch: int = 8, *, distinguishable: bool = True) -> CaseComparison:
-    """One case of inference in bf16."""
-    return CaseComparison(
-        world_size=2,
-        batch=batch,
-        setting={"precision": "bf16", "autocast": True, "compile": False},
-        samples_per_s=(Measured(700.0, 690.0, 710.0, 6), Measured(1400.0, 1380.0, 1420.0, 6)),
-        ratio=ratio,
-        distinguishable=distinguishable,
-    )
-
-
 def test_every_renderer_says_that_a_ratio_has_no_interval(sample):
     bare = (Measured(2.97, n=2), False)
     first = sample.comparison()
     point = replace(first.points[-1], ratio=bare[0], distinguishable=bare[1])
     one = replace(first, points=(point,))
-    by_case = replace(one, cases=(case(bare[0], distinguishable=False),))
+    rates = (Measured(700.0, 690.0, 710.0, 6), Measured(1400.0, 1380.0, 1420.0, 6))
+    case = sample.compared_case(bare[0], samples_per_s=rates, distinguishable=False)
+    by_case = replace(one, cases=(case,))
     pages = (
         comparison_page(one, sample.good(), sample.other()),
         comparison_markdown(one),

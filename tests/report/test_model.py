@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import re
 from html import unescape
 
 import pytest
-from rich.console import Console
 from support import reports
 
 from scaling.records.paths import RunFolder
@@ -34,10 +32,8 @@ HOSTILE = "<script>alert(1)</script> \x1b[31m|`*"
 def drawn(*sections: Section, **rest: object) -> dict[str, str]:
     """The document as each renderer draws it."""
     document = Document(title="title", answer="answer", sections=sections, **rest)
-    out = io.StringIO()
-    terminal.draw(Console(file=out, width=80, no_color=True), document)
-    page = html.draw(document)
-    return {"terminal": out.getvalue(), "page": page, "markdown": markdown.draw(document)}
+    on_terminal = reports.printed(terminal.draw, document)
+    return {"terminal": on_terminal, "page": html.draw(document), "markdown": markdown.draw(document)}
 
 
 @pytest.mark.parametrize("renderer", [TERMINAL, PAGE, MARKDOWN], ids=["terminal", "page", "markdown"])

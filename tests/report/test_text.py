@@ -1,10 +1,8 @@
-import io
 from dataclasses import fields, replace
 from html import unescape
 
 import pytest
-from rich.console import Console
-from support.reports import markdown, page, print_analysis
+from support.reports import markdown, page, print_analysis, printed
 from support.results import about
 
 from scaling.analysis.results import Fabric, Goodput, Loss, Measured, NamedPhase, TokenBalance, TrialStatus
@@ -333,9 +331,8 @@ def test_uneven_rounds_are_said_in_the_answer_the_table_and_the_page(sample):
     odd = replace(good, points=(*rest, replace(last, **wild, loss=None)), verdicts=())
     said = f"At {last.world_size} ranks the efficiency is unknown: too few rounds, or too uneven ones."
     assert answer(odd) == said
-    out = io.StringIO()
-    print_analysis(Console(file=out, width=200), odd, sample.plan(), verbose=True)
-    for drawn in (out.getvalue(), markdown(odd, sample.plan()), unescape(page(odd, sample.plan()))):
+    terminal = printed(print_analysis, odd, sample.plan(), width=200)
+    for drawn in (terminal, markdown(odd, sample.plan()), unescape(page(odd, sample.plan()))):
         assert "unknown" in drawn
         assert "[1, 953]" not in drawn
         assert "465" not in drawn.replace(" ", "").partition("<script")[0]

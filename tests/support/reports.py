@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import unescape
 from typing import Any
 
@@ -38,13 +38,19 @@ def print_analysis(
     terminal.draw(console, run.document(analysis, plan, report_path=report_path), verbose=verbose)
 
 
+def printed(show: Callable[..., None], *args: Any, width: int = 80) -> str:
+    """What a show prints to a terminal without colours."""
+    out = io.StringIO()
+    show(Console(file=out, width=width, no_color=True), *args)
+    return out.getvalue()
+
+
 def as_text(analysis: Analysis, plan: Plan) -> dict[str, str]:
     """What each renderer shows of a run, its words with a blank between them; the terminal's are in 80 columns."""
-    terminal_file = io.StringIO()
-    print_analysis(Console(file=terminal_file, width=80, no_color=True), analysis, plan)
-    assert max(map(len, terminal_file.getvalue().splitlines())) <= 80
+    on_terminal = printed(print_analysis, analysis, plan)
+    assert max(map(len, on_terminal.splitlines())) <= 80
     shown = {
-        "terminal": terminal_file.getvalue(),
+        "terminal": on_terminal,
         "page": unescape(page(analysis, plan, ())).replace("\N{NO-BREAK SPACE}", " "),
         "markdown": markdown(analysis, plan),
     }

@@ -10,6 +10,7 @@ from scaling.analysis.results import (
     Analysis,
     ArmTimes,
     Bucket,
+    CaseComparison,
     Comm,
     Comparison,
     CostComparison,
@@ -456,6 +457,13 @@ def inference(batch: int, **changes: object) -> InferenceCase:
     """A case that was measured, over two ranks in fp32 unless told otherwise."""
     usual = {"world_size": 2, "precision": "fp32", "autocast": False, "compile": False, "status": "done"}
     return InferenceCase(batch=batch, **usual | changes)
+
+
+def compared_case(ratio: Measured | None, batch: int = 8, **changes: object) -> CaseComparison:
+    """A case of inference in bf16 over two ranks; its ratio is told from 1 unless told otherwise."""
+    setting = {"precision": "bf16", "autocast": True, "compile": False}
+    usual = {"setting": setting, "samples_per_s": (None, None), "distinguishable": True}
+    return CaseComparison(world_size=2, batch=batch, ratio=ratio, **usual | changes)
 
 
 def served() -> Analysis:
