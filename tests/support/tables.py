@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from scaling.records import check, collect
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
@@ -32,3 +34,13 @@ def loaded(tables: Tables) -> Tables:
     """The tables with their rows in memory; their files are not needed any more."""
     frames = {name: in_memory(getattr(tables, name)) for name in (*PUBLISHED, "memory")}
     return tables.having(frames, parts=(), block_files=(), scratch=None)
+
+
+def sent_in(steps: pl.DataFrame, rows: pl.DataFrame, **told: int | str | pl.Expr) -> pl.DataFrame:
+    """A collective in each of these steps, as a row of `rows`; a column that is not told is 0."""
+    columns = {
+        name: pl.lit(value, pl.Int64) if isinstance(value, int) else value for name, value in told.items()
+    }
+    made = steps.select(*(name for name in rows.columns if name in steps.columns), **columns)
+    nothing = (pl.lit(0, rows.schema[name]).alias(name) for name in {*rows.columns} - {*made.columns})
+    return made.with_columns(nothing).select(rows.columns)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.expected import MS
+from support.tables import sent_in
 
 from scaling.analysis.decompose.detailed import BlockStamps, cycles_of, merge
 from scaling.analysis.network.channel import Channel
@@ -280,20 +281,9 @@ def in_pairs(tables):
     )
     rows = tables.buckets.filter(trained)
     count = rows["seq"].max() + 1
-    sent = steps.filter((pl.col("arm") == "probe") & pl.col("detailed")).select(
-        *(c for c in rows.columns if c in steps.columns),
-        seq=2 * count + pl.col("half"),
-        kind=pl.lit(3, pl.Int64),
-        group=pl.lit(4, pl.Int64),
-        bytes=pl.lit(64, pl.Int64),
-        ready_ns=pl.lit(0, pl.Int64),
-        launch_ns="buffer_begin_ns",
-        done_ns="buffer_end_ns",
-        phase=pl.lit(1, pl.Int64),
-    )
-    sent = sent.with_columns(
-        pl.lit(0, rows.schema[name]).alias(name) for name in {*rows.columns} - {*sent.columns}
-    )
+    detailed = steps.filter((pl.col("arm") == "probe") & pl.col("detailed"))
+    told = {"seq": 2 * count + pl.col("half"), "kind": 3, "group": 4, "bytes": 64, "phase": 1}
+    sent = sent_in(detailed, rows, **told, launch_ns="buffer_begin_ns", done_ns="buffer_end_ns")
     rows = rows.with_columns(seq=pl.col("seq") + count * (pl.col("step") % 2), step=pl.col("step") // 2)
     blocks = tables.blocks.with_columns(
         accumulation=pl.when(trained)
@@ -304,7 +294,7 @@ def in_pairs(tables):
     return replace(
         tables,
         steps=pl.concat([tables.steps.filter(~trained), joined.select(tables.steps.columns)]),
-        buckets=pl.concat([tables.buckets.filter(~trained), rows, sent.select(rows.columns)]),
+        buckets=pl.concat([tables.buckets.filter(~trained), rows, sent]),
         blocks=blocks,
     )
 

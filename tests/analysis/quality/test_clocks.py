@@ -128,6 +128,13 @@ def told(run, mhz, watts=400.0, throttled=(), device="0/{rank}"):
     return run.analyze(replace(run.tables, blocks=run.tables.blocks.hstack(extra)))
 
 
+def in_part(run, **told):
+    """The same, with a figure that is told of some blocks alone; no power is told but where it is that figure."""
+    usual = {"sm_mhz": pl.lit(2000.0), "power_w": pl.lit(None, pl.Float64), "reasons": pl.lit(0, pl.Int64)}
+    usual |= {"throttled": pl.lit(value=False), "device": pl.lit(None, pl.String)}
+    return run.analyze(replace(run.tables, blocks=run.tables.blocks.with_columns(**usual | told)))
+
+
 BESIDE = ("bare_all", "ddp_solo", PLAIN, PROBE)
 
 
@@ -167,15 +174,7 @@ def test_equal_clocks_cost_nothing_and_no_telemetry_is_unknown(run):
 
 
 def test_clocks_seen_in_too_few_rounds_change_nothing(run):
-    shown = pl.when(pl.col("round") < 2).then(pl.lit(1900.0)).otherwise(None)
-    told_blocks = run.tables.blocks.with_columns(
-        sm_mhz=shown,
-        power_w=pl.lit(None, pl.Float64),
-        reasons=pl.lit(0, pl.Int64),
-        throttled=pl.lit(value=False),
-        device=pl.lit(None, pl.String),
-    )
-    found = loss_of(run.analyze(replace(run.tables, blocks=told_blocks)))
+    found = loss_of(in_part(run, sm_mhz=pl.when(pl.col("round") < 2).then(pl.lit(1900.0))))
     assert found.clocks is None
     assert found.neighbours == run.point(2).loss.neighbours
 
@@ -263,12 +262,5 @@ def test_the_board_of_a_device_that_ranks_share_is_counted_once(run, device, boa
 
 
 def test_power_that_one_rank_does_not_tell_is_unknown(run):
-    blocks = run.tables.blocks.with_columns(
-        sm_mhz=pl.lit(2000.0),
-        power_w=pl.when(pl.col("rank") == 0).then(pl.lit(300.0)),
-        reasons=pl.lit(0, pl.Int64),
-        throttled=pl.lit(value=False),
-        device=pl.lit(None, pl.String),
-    )
-    point = run.analyze(replace(run.tables, blocks=blocks)).points[-1]
+    point = in_part(run, power_w=pl.when(pl.col("rank") == 0).then(pl.lit(300.0))).points[-1]
     assert point.cost.power_w is None

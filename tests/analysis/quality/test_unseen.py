@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from support.tables import sent_in
 
 from scaling.analysis.decompose.quantities import CallTraffic
 from scaling.analysis.quality import untracked_traffic
@@ -52,21 +53,9 @@ def with_others(run, took_ns, at="begin_ns"):
     """Every detailed step has one more all-reduce on each rank, which begins at a stamp of the step."""
     steps = run.tables.steps.filter((pl.col("arm") == "probe") & pl.col("detailed"))
     rows = run.tables.buckets
-    more = steps.select(
-        *(name for name in rows.columns if name in steps.columns),
-        seq=pl.lit(9, pl.Int64),
-        kind=pl.lit(0, pl.Int64),
-        group=pl.lit(2, pl.Int64),
-        bytes=pl.lit(4096, pl.Int64),
-        ready_ns=pl.lit(0, pl.Int64),
-        launch_ns=pl.col(at),
-        done_ns=pl.col(at) + int(took_ns),
-        phase=pl.lit(3, pl.Int64),
-    )
-    more = more.with_columns(
-        pl.lit(0, rows.schema[name]).alias(name) for name in {*rows.columns} - {*more.columns}
-    )
-    return replace(run.tables, buckets=pl.concat([rows, more.select(rows.columns)]))
+    sent = {"seq": 9, "kind": 0, "group": 2, "bytes": 4096, "phase": 3}
+    more = sent_in(steps, rows, **sent, launch_ns=at, done_ns=pl.col(at) + int(took_ns))
+    return replace(run.tables, buckets=pl.concat([rows, more]))
 
 
 def test_other_collectives_are_said_with_what_they_take_at_most(run):
