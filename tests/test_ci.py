@@ -1,7 +1,5 @@
 """`.ci/run` chooses groups of slow tests by the files that the last commits touched."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

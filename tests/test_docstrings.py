@@ -1,7 +1,5 @@
 """Every public function that is longer than a few lines says what it does; modules that texts cite are there."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

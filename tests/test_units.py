@@ -1,7 +1,5 @@
 """Text to integers and numbers to text."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

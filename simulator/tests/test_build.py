@@ -1,7 +1,5 @@
 """What a machine lacks to build the simulated accelerator."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 

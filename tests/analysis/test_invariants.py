@@ -1,7 +1,5 @@
 """No figure that cannot be is printed: it is absent with a warning, or the reason stands beside it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

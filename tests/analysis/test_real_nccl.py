@@ -1,7 +1,5 @@
 """Two ranks of one H100 over NCCL, whose truth is known from paired plain steps (shared/data/nccl_one_h100)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

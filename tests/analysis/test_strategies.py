@@ -1,7 +1,5 @@
 """Strategies side by side: each one's points are those of its own blocks, and ratios are of the same rounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

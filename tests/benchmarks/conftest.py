@@ -1,7 +1,5 @@
 """The parts of benchmarks/gpu.py, which are no package of the installation."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

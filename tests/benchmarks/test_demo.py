@@ -1,7 +1,5 @@
 """What the demo's benchmark takes from a demo for the docs, and which shares it holds against it."""
 
-from __future__ import annotations
-
 import pytest
 from support.benchmark_parts import benchmark_part
 

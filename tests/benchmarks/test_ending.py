@@ -1,7 +1,5 @@
 """How a benchmark ends after Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The GPU benchmark where there is none: it skips with the reason, and its own code runs on a CPU."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Phases out of a profiler's trace: where an event on the stream would have been reached."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

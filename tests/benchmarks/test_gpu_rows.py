@@ -1,7 +1,5 @@
 """Rows of the GPU benchmark against their bars."""
 
-from __future__ import annotations
-
 import pytest
 
 

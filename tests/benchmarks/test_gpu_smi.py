@@ -1,7 +1,5 @@
 """nvidia-smi's CSV, and telemetry beside it; both from fakes of one device."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

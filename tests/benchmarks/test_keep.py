@@ -1,7 +1,5 @@
 """What `make bench` keeps of a benchmark."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

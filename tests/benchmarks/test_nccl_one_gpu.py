@@ -1,7 +1,5 @@
 """The arithmetic of benchmarks/nccl_one_gpu.py: bars that are met, and each way to miss one."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

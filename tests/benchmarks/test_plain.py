@@ -1,7 +1,5 @@
 """What a plain loop's stamps say of how long the links are busy."""
 
-from __future__ import annotations
-
 import pytest
 from support.benchmark_parts import benchmark_part
 

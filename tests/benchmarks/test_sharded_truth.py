@@ -1,7 +1,5 @@
 """What a late rank costs is what it is late, and where ranks share cores how much longer the step takes with it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 

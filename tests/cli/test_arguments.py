@@ -1,7 +1,5 @@
 """A verb's own options are read apart from paths and from what is Hydra's."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.cli.main import main

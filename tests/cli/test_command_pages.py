@@ -3,8 +3,6 @@
 `scaling --help` is one screen; `scaling help` leads on to every verb.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import re

@@ -3,8 +3,6 @@
 Runs kept by name, found again by machine and model, and the gate on them, from the command line.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

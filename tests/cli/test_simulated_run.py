@@ -1,7 +1,5 @@
 """Simulated runs where the package of the simulated accelerator is not installed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

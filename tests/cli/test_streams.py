@@ -1,7 +1,5 @@
 """Standard streams that are closed or go away."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ What a file of a group may set: its own group, a topology also its links and its
 The command line of `scaling launch`: what is ours, and what is the script's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A model's arguments: what has no value is what is usual on the run's kind of device."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.config.compose import requests

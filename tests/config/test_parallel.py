@@ -1,7 +1,5 @@
 """The strategy and its mesh: presets, what does not fit, and settings of another strategy."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.config.compose import requests

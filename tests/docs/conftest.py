@@ -1,7 +1,5 @@
 """Runs for the commands and the examples of the docs."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.config.compose import requests

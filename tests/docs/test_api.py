@@ -1,7 +1,5 @@
 """The public API: its names are frozen, its examples run, and it answers as the verbs do."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import json

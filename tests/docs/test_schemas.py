@@ -1,7 +1,5 @@
 """What `--json` prints keeps to the schema of docs/schemas."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

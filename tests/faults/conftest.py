@@ -1,7 +1,5 @@
 """Real faults in real launches. A run survives several, one a launch, so that one run serves several cases."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -4,8 +4,6 @@ A run meets one fault a launch, and its last launch is whole. The fixture `fault
 ends in time and leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.slow

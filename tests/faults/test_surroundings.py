@@ -1,7 +1,5 @@
 """What a run stands in fails: links, disk, folder, clock, ports, and the person or system that ends it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ A figure that should change, or a key that should go: `python tests/golden/regen
 the documents anew.
 """
 
-from __future__ import annotations
-
 import pytest
 from golden import cases
 

@@ -1,7 +1,5 @@
 """The schemas in docs/schemas are those of the types, and every golden document keeps to its schema."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

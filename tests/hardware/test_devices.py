@@ -3,8 +3,6 @@
 Peaks by the names that drivers give their devices.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pytest

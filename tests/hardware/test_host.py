@@ -1,7 +1,5 @@
 """A made-up /proc and /sys, and this machine's own."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

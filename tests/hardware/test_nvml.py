@@ -3,8 +3,6 @@
 NVML's own Python binding over a library that is not there: names and arguments, which the fake cannot show.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from pathlib import Path

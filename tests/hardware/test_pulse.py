@@ -1,7 +1,5 @@
 """What the ranks of a host have done, read from the system while they run."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

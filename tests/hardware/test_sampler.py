@@ -1,7 +1,5 @@
 """The sampler as a process: it samples, it ends when it is told, and it does not outlive its parent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

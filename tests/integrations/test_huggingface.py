@@ -1,7 +1,5 @@
 """A Trainer that evaluates and saves: what its callback tells is what the report counts."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A Lightning Trainer that validates and saves: what is between its steps is what the report counts."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """`scaling doctor` with real ranks on this machine: what is wrong on one rank is found, and a clean one is clean."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that go round the hosts: two emulated hosts of two ranks each, and four of one, of which one is slow."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

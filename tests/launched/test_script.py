@@ -1,7 +1,5 @@
 """One's own script under `scaling launch`: real torchrun, real Gloo."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """A launch is followed to its end, whatever comes in between."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Which code was measured."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

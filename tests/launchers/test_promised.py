@@ -1,7 +1,5 @@
 """What a run says before it starts: how long it takes, what is left out, or which budget is enough."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

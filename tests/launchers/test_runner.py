@@ -1,7 +1,5 @@
 """Going on with a run: which launch comes next, by what is there."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

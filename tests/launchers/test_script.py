@@ -1,7 +1,5 @@
 """A launch of a script: it ends, nothing is left of it, and its log says why it failed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

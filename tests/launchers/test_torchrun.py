@@ -3,8 +3,6 @@
 Several NCCL ranks of one GPU: NCCL has to be new enough, and each launch has an MPS server of its own that ends.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

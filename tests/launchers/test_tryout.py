@@ -1,7 +1,5 @@
 """A model is tried with two samples on the run's own device; what shows nothing of the run refuses nothing."""
 
-from __future__ import annotations
-
 import pytest
 from torch.distributed.fsdp import FSDPModule
 

@@ -1,7 +1,5 @@
 """The launcher listens to thousands of hosts by reading a few small files a second."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """A run of a module's own TRUTH, and copies of it to be changed."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocks that cannot be are left out on all ranks and named; what is slow or late is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

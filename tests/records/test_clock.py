@@ -1,7 +1,5 @@
 """Offsets of two kernels' clocks that drift: between comparisons, and before and after them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tables are the same however a run is read: in small stretches, by other processes, some files or all at once."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Packed steps come back as they were; what cannot be read is left out."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

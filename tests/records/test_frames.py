@@ -1,7 +1,5 @@
 """Rows by their place, in whatever order they come."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest

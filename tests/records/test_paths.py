@@ -1,7 +1,5 @@
 """The run folder: names."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.errors import InputError

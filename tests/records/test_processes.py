@@ -1,7 +1,5 @@
 """Work in other processes: in order, with the caller's errors, and gone when the caller is, however it ends."""
 
-from __future__ import annotations
-
 import operator
 import os
 import signal

@@ -1,7 +1,5 @@
 """Rank files as they are left by whatever ended the run: whole blocks, the rest said in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

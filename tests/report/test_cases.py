@@ -1,7 +1,5 @@
 """Inference, tables of training settings and the largest batch, as they are read."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -3,8 +3,6 @@
 timeline.json, as Perfetto opens it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """The hosts beside each other, in every report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """One figure reads the same wherever it is shown: terminal, page, Markdown, W&B and analysis.json."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

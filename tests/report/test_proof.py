@@ -1,7 +1,5 @@
 """Lines of the self-test."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from scaling.analysis.results import Measured, SelfTestCase

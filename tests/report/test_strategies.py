@@ -1,7 +1,5 @@
 """Strategies side by side as they are read: a row each, and which and why in a sentence."""
 
-from __future__ import annotations
-
 import pytest
 from support.results import about, comm
 

@@ -1,7 +1,5 @@
 """Many ranks as a distribution and its slowest, in every report."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What fits into a budget, by what the pieces of a launch take: what is left out first, and which budget is enough."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

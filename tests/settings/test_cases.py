@@ -1,7 +1,5 @@
 """What a request by cases comes to, and the search for the largest batch against a memory that is known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """How long a run takes by the steps of its tryout: on shared cores, with divided layers, in words, or refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The mesh of a strategy has the degrees that the strategy has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

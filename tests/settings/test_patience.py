@@ -3,8 +3,6 @@
 How long ranks take to join: it grows with them, and the range widens where nothing was measured.
 """
 
-from __future__ import annotations
-
 import pytest
 from support.commands import planned
 

@@ -1,7 +1,5 @@
 """What a plan says of how long its ranks take to start."""
 
-from __future__ import annotations
-
 from support.commands import planned
 
 from scaling.cli.verbs.plan import describe

@@ -1,7 +1,5 @@
 """Which rounds have details: all of them as long as the files stay within the bound, then a sample known beforehand."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The blocks of strategies side by side: each one's own arms, and those that need none once.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Records of NCCL Inspector, made by hand."""
 
-from __future__ import annotations
-
 import json
 
 

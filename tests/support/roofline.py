@@ -1,7 +1,5 @@
 """A step of given operators on a device of given ceilings."""
 
-from __future__ import annotations
-
 from scaling.analysis.decompose.roofline import roofline
 from scaling.analysis.results import Measured
 from scaling.records.checkup import (

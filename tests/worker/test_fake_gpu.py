@@ -1,7 +1,5 @@
 """A whole launch on a device made of fakes: events, NVML and two real ranks, from the first stamp to the report."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The CUDA path on a real device: what the fakes assume of events, streams, autograd's thread and NCCL."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

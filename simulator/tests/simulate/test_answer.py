@@ -1,7 +1,5 @@
 """A worker that gives no answer is told by what it printed last, or by how it ended."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

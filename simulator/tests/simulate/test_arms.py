@@ -3,8 +3,6 @@
 The spread of ranks is split into what lasts a step and what does not.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Meshes that do not fit are bad input."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.errors import InputError

@@ -1,7 +1,5 @@
 """Curves of a mesh's groups from a topology: what a ring takes, on one host and over several."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.analysis.network.curve import NoPathError

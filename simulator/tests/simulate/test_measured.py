@@ -1,7 +1,5 @@
 """What a run gives for a simulation: kernels that add up to its step."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

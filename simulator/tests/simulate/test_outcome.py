@@ -1,7 +1,5 @@
 """What simulated steps cost by cause: in the words of a measured waterfall, and adding up."""
 
-from __future__ import annotations
-
 import pytest
 from support.results import spec
 

@@ -1,7 +1,5 @@
 """What collectives put on a host's link, held to a count of who sends what to whom."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Meshes of one world size in order, with the reason that the next is slower."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.analysis.results.measured import Measured

@@ -1,7 +1,5 @@
 """Command lines that ask for a simulation, and those that are refused in one line."""
 
-from __future__ import annotations
-
 import pytest
 from support.commands import refused
 

@@ -1,7 +1,5 @@
 """What the program asks of an accelerator, asked of a real one that is simulated."""
 
-from __future__ import annotations
-
 from simulated_device import ranks
 
 MIB = 2**20

@@ -1,7 +1,5 @@
 """One device by itself: kernels, streams, events, memory, random numbers, autocast."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """DDP's broadcast of buffers follows its data: for whom each rank waits, held against the simulation's own record."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The stamps of DDP's buckets on a back end that reduces in the order of the devices' streams."""
 
-from __future__ import annotations
-
 import pytest
 
 from simulated_device import ranks

@@ -1,7 +1,5 @@
 """Shards that are made as needed are torch's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty

@@ -1,7 +1,5 @@
 """Collectives by themselves: what they take, what they pass, and who reads too early."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """What a command line simulates, from words to results."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling_simulator.simulate.simulations import simulations

@@ -1,7 +1,5 @@
 """DDP, with its real reducer, on ranks of the simulated device: times are the model's, weights the CPU's."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

@@ -1,7 +1,5 @@
 """All meshes of a small world, ranked from simulations of the real program."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

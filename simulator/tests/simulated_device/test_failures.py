@@ -1,7 +1,5 @@
 """What breaks: a peer that dies or never comes, a device that is lost, memory that ends; and how a process ends."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

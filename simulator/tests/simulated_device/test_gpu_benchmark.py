@@ -1,7 +1,5 @@
 """benchmarks/gpu.py on the simulated accelerator: it runs whole, judges what it can and says the rest."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A loop that reduces its gradients on a stream of its own: the wait of the stream that computes, and who is late."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

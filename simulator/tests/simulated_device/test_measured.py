@@ -1,7 +1,5 @@
 """The harness's own arms, probe and analysis on the simulated device, against what the simulation knows."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -4,8 +4,6 @@ P parameters in fp32, AdamW with its fused form: 4 P + 4 P + 8 P bytes, over the
 16 tokens activations are small beside that.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from simulated_device.test_alone import simulated

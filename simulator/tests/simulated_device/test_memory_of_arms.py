@@ -1,7 +1,5 @@
 """A model that trains alone in nine tenths of a device is measured there: every arm, at every world size."""
 
-from __future__ import annotations
-
 import pytest
 
 from simulated_device import ranks

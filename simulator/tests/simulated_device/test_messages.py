@@ -1,7 +1,5 @@
 """Send and receive, batches of them, batches of collectives, and a pipeline."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """benchmarks/nccl_one_gpu.py on the simulated accelerator: it trains, analyses and judges as on a GPU."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One's own loop under `scaling launch` on simulated accelerators: what the study says is what the simulation does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

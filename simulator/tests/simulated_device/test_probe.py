@@ -1,7 +1,5 @@
 """A Probe around loops of sharded models on accelerators whose times are known: what a rank waits for, and for whom."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

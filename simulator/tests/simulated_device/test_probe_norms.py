@@ -1,7 +1,5 @@
 """A Probe around loops with SyncBatchNorm on accelerators whose times are known: where it waits, and for whom."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Streams that share in-order work queues: what holds up what, and that details leave a step as it is."""
 
-from __future__ import annotations
-
 import pytest
 from support.tables import unchecked
 

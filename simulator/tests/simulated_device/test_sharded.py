@@ -1,7 +1,5 @@
 """FSDP2, HSDP, tensor parallel and FSDP with TP on ranks of the simulated device."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Real models on a simulated device of known rates: where their step goes, against the simulation's own tasks."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,5 @@
 """SyncBatchNorm, which torch refuses on a CPU: its collectives are seen, and a late rank in them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """What people train with, on the device: values and gradients are the CPU's."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

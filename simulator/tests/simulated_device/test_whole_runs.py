@@ -1,7 +1,5 @@
 """`scaling run` on simulated accelerators, from the plan to the page, held against what the simulation knows."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

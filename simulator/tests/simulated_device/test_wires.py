@@ -1,7 +1,5 @@
 """Communicators that share a wire, and kernels that transfers slow down."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

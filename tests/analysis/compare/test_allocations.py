@@ -1,7 +1,5 @@
 """Ratios of several allocations, decided against how far nodes of one partition are apart."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

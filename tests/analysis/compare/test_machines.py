@@ -1,7 +1,5 @@
 """What ranks ran on, equal ones together."""
 
-from __future__ import annotations
-
 from scaling.analysis.compare.differences import machines
 
 

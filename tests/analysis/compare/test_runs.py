@@ -3,8 +3,6 @@
 A ratio split into compute and fabric, against a cluster whose every combination is known.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

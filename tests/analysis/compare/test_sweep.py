@@ -1,7 +1,5 @@
 """Several runs as one table: what tells them apart, which is best, which ranks are slower than one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A back end that runs collectives one after the other, as NCCL does: each figure is the truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

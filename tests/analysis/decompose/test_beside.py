@@ -1,7 +1,5 @@
 """Detailed steps of two groups that share a host's link: what counts as transfer, and what as skew."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import polars as pl

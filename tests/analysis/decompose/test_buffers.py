@@ -1,7 +1,5 @@
 """A model with BatchNorm: ranks wait for each other in forward too, where DDP broadcasts the buffers."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

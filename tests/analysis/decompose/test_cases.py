@@ -1,7 +1,5 @@
 """Percentiles and the knee from requests whose truth is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest

@@ -1,7 +1,5 @@
 """Which ranks are drawn where there are too many for all."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from scaling.analysis.decompose.timeline import HOSTS, RANKS_MAX, drawn

@@ -1,7 +1,5 @@
 """Lasting changes: of clusters in which one rank, or all, slow down on the way; none in steady noise."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise

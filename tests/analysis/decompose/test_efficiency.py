@@ -1,7 +1,5 @@
 """The base of efficiency where no rank ran strong scaling's whole batch, or the whole model, alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

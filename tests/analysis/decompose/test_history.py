@@ -1,7 +1,5 @@
 """The steps of rank 0 in the order in which they ran, and its host's state beside them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

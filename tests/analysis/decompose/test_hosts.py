@@ -1,7 +1,5 @@
 """Which host is slower than the others, and in what: told from simulated clusters whose slow host is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

@@ -1,7 +1,5 @@
 """Unequal tokens beside slow ranks, in simulated clusters: which of the two is named, and what it costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Parts of a step from kernels of known times; and of the records of two ranks that share an H100."""
 
-from __future__ import annotations
-
 import pytest
 from golden.cases import SHARED
 

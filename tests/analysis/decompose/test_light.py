@@ -1,7 +1,5 @@
 """Own times and waits of steps without details."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest

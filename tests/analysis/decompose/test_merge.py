@@ -3,8 +3,6 @@
 Micro-steps that reduce one by one, because no_sync was left out: each ends in its own reductions.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

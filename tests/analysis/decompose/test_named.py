@@ -1,7 +1,5 @@
 """What ranks do and wait in the phases that a loop names, from the tables of its blocks."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 

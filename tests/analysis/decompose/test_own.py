@@ -1,7 +1,5 @@
 """Consecutive steps of a loop: which rounds are drawn together, and whether the intervals then hold the truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Long steps that come back and pauses, from the records of two ranks whose steps are otherwise alike."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

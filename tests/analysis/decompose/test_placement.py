@@ -1,7 +1,5 @@
 """Where ranks run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

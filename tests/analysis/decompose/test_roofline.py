@@ -3,8 +3,6 @@
 MFU, HFU and tokens a second beside the measured steps.
 """
 
-from __future__ import annotations
-
 import pytest
 from support.roofline import kernels, of, op
 

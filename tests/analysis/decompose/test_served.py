@@ -1,7 +1,5 @@
 """Which collectives of a run begin in turn: those that `scaling run` makes of messages over a host's back end."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Detailed steps of a sharded module with known times: what is transfer, what is skew, and what a late rank costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest

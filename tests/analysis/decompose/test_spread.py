@@ -1,7 +1,5 @@
 """How far many ranks' own steps are apart, and whose are the slowest: told from clusters whose slow ranks are known."""
 
-from __future__ import annotations
-
 import pytest
 
 MS = 1e6

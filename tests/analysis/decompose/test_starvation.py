@@ -1,7 +1,5 @@
 """Steps that wait for their batches: the share of it, and the workers that would end it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Who is late, by what it costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest

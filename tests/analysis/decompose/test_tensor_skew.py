@@ -1,7 +1,5 @@
 """A rank that is late: its tensor group waits for it first, and then the replicas wait for the group."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 from support.unit_steps import MS, sent_row, served, step_row

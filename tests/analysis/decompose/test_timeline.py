@@ -1,7 +1,5 @@
 """A typical step as spans."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

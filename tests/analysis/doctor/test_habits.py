@@ -1,7 +1,5 @@
 """Named checks on a model and its loop, from what one counted step showed."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.analysis.results.doctor import ERROR

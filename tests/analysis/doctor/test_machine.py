@@ -1,7 +1,5 @@
 """A node with one fault each: named, on the right rank, with a remedy; a healthy one has none."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that part, layers that are wrong in one precision, steps that do not repeat, overflow."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

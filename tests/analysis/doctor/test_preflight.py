@@ -3,8 +3,6 @@
 Ranks that share a device, and gradients through host memory, are labelled.
 """
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

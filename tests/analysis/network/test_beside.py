@@ -3,8 +3,6 @@
 Integrals over how many intervals are open.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

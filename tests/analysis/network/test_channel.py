@@ -3,8 +3,6 @@
 Collectives one after the other and at once, against a simulation in small steps.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What bytes do not explain in a curve, and nothing else."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

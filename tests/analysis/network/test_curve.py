@@ -3,8 +3,6 @@
 A curve between its points.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

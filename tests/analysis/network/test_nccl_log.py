@@ -3,8 +3,6 @@
 The way that NCCL took, in the analysis and beside what the topology promises.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps of a sharded module replayed: launches and waits at many places, with times that are known."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -5,8 +5,6 @@ Whom a rank waits for in a broadcast, by its stamps.
 Ranks that wait for each other inside a step.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

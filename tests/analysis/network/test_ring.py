@@ -1,7 +1,5 @@
 """A ring over levels of links, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

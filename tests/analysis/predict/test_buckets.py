@@ -1,7 +1,5 @@
 """DDP's rule for filling buckets, on sizes that can be followed by hand; against DDP itself in tests/worker."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Resampled means of every rank's phases, and predictions from a stretch of them at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Where a target's latency and bandwidth come from, and what a prediction says that it leans on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

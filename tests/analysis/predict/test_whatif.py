@@ -1,7 +1,5 @@
 """Predictions from a simulated cluster, against the same cluster simulated as predicted."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Telemetry joined to blocks by time, the share that lower clocks cost, and energy."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import random

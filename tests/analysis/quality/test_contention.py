@@ -1,7 +1,5 @@
 """Which blocks of bare compute had to wait for a core, and which steps ran beside them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

@@ -1,7 +1,5 @@
 """Figures that exclude each other leave no verdict that rests on them."""
 
-from __future__ import annotations
-
 import pytest
 from support.results import comm
 

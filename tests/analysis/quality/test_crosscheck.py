@@ -1,7 +1,5 @@
 """Transfer by all clocks together, against the least duration over ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

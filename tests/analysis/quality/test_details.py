@@ -1,7 +1,5 @@
 """What details cost the step, and what rests on them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import polars as pl

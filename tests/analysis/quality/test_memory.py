@@ -1,7 +1,5 @@
 """A rank that keeps something every step is named; one that breathes is not."""
 
-from __future__ import annotations
-
 import random
 
 import polars as pl

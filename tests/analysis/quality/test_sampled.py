@@ -1,7 +1,5 @@
 """Details in some rounds only: the same figures within their intervals, n of what they come from, and a word of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

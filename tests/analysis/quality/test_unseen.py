@@ -1,7 +1,5 @@
 """What is said of DDP's broadcast of buffers, seen or not."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

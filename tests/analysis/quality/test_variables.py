@@ -1,7 +1,5 @@
 """Variables that make the streams of a GPU wait for each other are warned of."""
 
-from __future__ import annotations
-
 from scaling.analysis.quality.memory import variable_warnings
 
 ONE_QUEUE = {"device": "cuda", "env.CUDA_DEVICE_MAX_CONNECTIONS": "1"}

@@ -1,7 +1,5 @@
 """A number with its interval, and its arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What counts as found, as missed, and as a false alarm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

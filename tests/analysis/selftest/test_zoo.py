@@ -1,7 +1,5 @@
 """The design: which faults are put into which family of models."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from scaling.analysis.selftest.grade import FAMILIES, FAULTS, MODEL_CASES, drawn

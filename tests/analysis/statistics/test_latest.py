@@ -1,7 +1,5 @@
 """How late the latest of n ranks is, in standard deviations."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Intervals from rounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Separate launches at several world sizes as one study: what is true of simulated loops has to come out."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

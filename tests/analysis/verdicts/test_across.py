@@ -1,7 +1,5 @@
 """Groups of ranks that divide layers over hosts are named, with what a link within a host would take."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A device that waits for its host's launches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

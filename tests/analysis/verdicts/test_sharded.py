@@ -1,7 +1,5 @@
 """What is offered for what a sharded step waits for."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

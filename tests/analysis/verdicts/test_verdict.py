@@ -1,7 +1,5 @@
 """From a waterfall to causes and remedies."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether a remedy held."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

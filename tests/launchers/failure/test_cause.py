@@ -1,7 +1,5 @@
 """One cause out of what many ranks left."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -1,7 +1,5 @@
 """The workers of a launch in the kernel's list of processes: real processes with a worker's command line."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

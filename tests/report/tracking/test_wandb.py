@@ -1,7 +1,5 @@
 """What log_run writes is read back from the files themselves, with W&B's own message classes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Bandwidth and hidden share of collectives of which several move data at once."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

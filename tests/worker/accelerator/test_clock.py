@@ -1,7 +1,5 @@
 """Device events told in host time."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

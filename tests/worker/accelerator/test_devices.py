@@ -1,7 +1,5 @@
 """Which device a rank takes, and what it says of it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """A limit that is real: in processes of their own, since what a process has allocated stays with it."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """One rank that runs cases in this process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """The search on one rank, over a model whose memory is known."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

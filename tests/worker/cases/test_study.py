@@ -1,7 +1,5 @@
 """What is told while cases are measured, by a runner that has nothing to do."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

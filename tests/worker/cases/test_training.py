@@ -1,7 +1,5 @@
 """How a step ended that a rank tried alone, and with how few samples a model is set up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

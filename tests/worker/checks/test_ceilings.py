@@ -1,7 +1,5 @@
 """Ceilings of computing: both kinds, in bounded time, whatever the format costs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

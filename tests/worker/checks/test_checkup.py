@@ -1,7 +1,5 @@
 """How far the doctor's long stages are is told as they go."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

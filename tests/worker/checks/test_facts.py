@@ -1,7 +1,5 @@
 """Limits, placement and flags of this process, and of a made-up machine."""
 
-from __future__ import annotations
-
 import os
 
 from scaling.worker.accelerator.accelerator import Cpu

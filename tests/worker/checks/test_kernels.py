@@ -1,7 +1,5 @@
 """The table of a step's operators: calls, shapes and work of each, and what a synthetic model sleeps beside them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

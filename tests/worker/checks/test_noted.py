@@ -1,7 +1,5 @@
 """A step that cannot be counted, or that raises, costs the roofline and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Batches from real worker processes: timed, stopped between blocks, and as many ready as the arm left."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

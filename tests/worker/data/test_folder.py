@@ -1,7 +1,5 @@
 """Images in one folder a class."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

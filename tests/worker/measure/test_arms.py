@@ -1,7 +1,5 @@
 """One optimizer a launch, and one wrapper at a time, made and freed with its block."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import weakref

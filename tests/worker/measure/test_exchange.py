@@ -1,7 +1,5 @@
 """Collectives alone on a device whose stamps are events: what is written of them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults act on their rank, in the blocks that are meant, and only there."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """How long a block is, when to stop, what the sweep can afford."""
 
-from __future__ import annotations
-
 import pytest
 from scipy.special import stdtrit
 from support.results import measure

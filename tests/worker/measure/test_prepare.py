@@ -1,7 +1,5 @@
 """A warm-up tells how far it is often enough for slow steps, and never while they are timed."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The bucket probe on two real ranks: the same gradients as plain DDP's, stamps in their order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

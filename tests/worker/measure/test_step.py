@@ -1,7 +1,5 @@
 """The stamps of a step and the fields that are made of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.unit_steps import UNWAITED

@@ -1,7 +1,5 @@
 """What is computed again in backward, and that it changes no gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support.workloads import towards_zero

@@ -1,7 +1,5 @@
 """The presets are the published models: as many parameters, none of which a training step leaves out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

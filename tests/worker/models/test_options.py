@@ -1,7 +1,5 @@
 """What the options make of a workload, and what they say when there is nothing to make."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Compute made of sleeps lasts as long as it says, whatever the timers do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Which collectives count as waited for."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Collectives made of messages on the host's back end: what they compute, what a tap notes, how long they take."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

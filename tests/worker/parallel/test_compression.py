@@ -1,7 +1,5 @@
 """Communication hooks on three real ranks: the probe's wrapper trains as the plain one, and stamps what is sent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What carries a group's gradients is given back with it, and nothing that others need."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

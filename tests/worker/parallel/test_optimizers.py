@@ -1,7 +1,5 @@
 """Every optimizer of the shipped models trains with every strategy, in the forms that CPUs and accelerators take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every strategy on two and four real ranks, with accumulation: it trains as one rank with the whole batch does."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

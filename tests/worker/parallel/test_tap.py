@@ -1,7 +1,5 @@
 """A tap on two real ranks: it sees the collectives of DDP, of FSDP and by hand, and changes nothing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models whose layers are divided over four real ranks train as whole ones do, and tell what they send."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """`claim_ranks.py RANK STORE FOLDER`: loops on two Gloo ranks that reduce their gradients by hand; rank 1 may sleep."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Trainings of several ranks, once for each module of tests: its SCRIPT on its RANKS, or two."""
 
-from __future__ import annotations
-
 import pytest
 from support.gloo_ranks import run_ranks
 

@@ -6,8 +6,6 @@ The calls that are the training's own (what stands around a module's call calls 
 places a signal comes, whose handler raises: that has to reach the training.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import errno

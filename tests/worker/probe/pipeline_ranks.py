@@ -1,7 +1,5 @@
 """`pipeline_ranks.py RANK STORE FOLDER`: pipelines on two Gloo ranks, some with a probe, told as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import time

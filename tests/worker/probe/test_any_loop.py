@@ -1,7 +1,5 @@
 """Loops as people write them: whatever a rank waits in, its own time says in which phase it is late."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

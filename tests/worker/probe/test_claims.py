@@ -1,7 +1,5 @@
 """Loops that wait for their collectives, and loops that ask whether these are done: there nobody is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

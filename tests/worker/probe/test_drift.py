@@ -1,7 +1,5 @@
 """A real loop whose second rank slows down in the middle: the rank, the phase, and the time of the change."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

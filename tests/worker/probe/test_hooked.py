@@ -1,7 +1,5 @@
 """A Probe that a script does not open itself: which model and optimizer it follows, and what it leaves."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

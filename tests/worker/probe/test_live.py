@@ -1,7 +1,5 @@
 """The line that a probe prints while the loop runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.records.format import StepRow

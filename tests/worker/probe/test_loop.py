@@ -1,7 +1,5 @@
 """A probe in real trainings on two ranks: what it changes (nothing), what it leaves, what it says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

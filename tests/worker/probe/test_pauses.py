@@ -1,7 +1,5 @@
 """What a probe records of a loop whose steps take 4 ms, but for some."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import threading

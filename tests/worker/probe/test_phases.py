@@ -1,7 +1,5 @@
 """Named phases of real steps: the rank that is late in one, and what it costs, beside the sleep that makes it late."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A probe around real pipelines of two ranks: what it changes (nothing), and which stage it calls late."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A process group that is destroyed and made again has a probe again, also where its ranks are others."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Asynchronous saves to a slow disk: what blocks the loop and what it slows, beside what the loop itself noted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

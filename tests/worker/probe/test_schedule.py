@@ -1,7 +1,5 @@
 """Which steps of a loop are recorded, and how the stamps of a step are read."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A probe in real sharded trainings on four ranks: what it changes (nothing), what it leaves, what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a loop may tell of its tokens: whole numbers that are on the host."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

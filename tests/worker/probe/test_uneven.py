@@ -1,7 +1,5 @@
 """A real loop whose ranks have unequal numbers of tokens: what a token takes, beside what the loop itself noted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

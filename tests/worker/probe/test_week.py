@@ -1,7 +1,5 @@
 """A week of steps: what a probe keeps in memory and on disk does not grow with them."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from types import SimpleNamespace

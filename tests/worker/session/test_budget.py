@@ -1,7 +1,5 @@
 """What rank 0 takes the pieces of a launch to cost, from what it warmed up."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.worker.session.rounds import exchange_of

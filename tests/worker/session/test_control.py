@@ -1,7 +1,5 @@
 """Ranks that agree over a real store, one thread and one connection each."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a rank writes down of its environment."""
 
-from __future__ import annotations
-
 import pytest
 
 from scaling.worker.session.environment import driver_version

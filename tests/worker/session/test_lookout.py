@@ -1,7 +1,5 @@
 """A rank that is told to end says where it was; one that forks does not stand in its children's way."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

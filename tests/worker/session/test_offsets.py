@@ -1,7 +1,5 @@
 """The first rank of each host compares its clock with rank 0's, for all ranks of its host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What rank 0 tells the launcher."""
 
-from __future__ import annotations
-
 import json
 
 from scaling.worker.session.progress import COMPILE_S, Progress

@@ -1,7 +1,5 @@
 """A sweeper that searches: it goes through a list of values as long as the objective rises."""
 
-from __future__ import annotations
-
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
