@@ -12,6 +12,7 @@ from scaling.analysis.decompose.drift import _apart, changed, changes, drifts
 from scaling.analysis.decompose.stragglers import Light
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.clocks import DeviceSamples, with_telemetry
+from scaling.analysis.results import Point
 from scaling.cli.pipeline import rebuild
 from scaling.hardware.nvml import REASONS
 from scaling.records.paths import RunFolder
@@ -119,9 +120,7 @@ def test_a_phase_that_the_loop_names_is_named(slowed):
     for named, phase in (({"rollout": rollout}, "rollout"), ({"reward": steady}, "optimizer")):
         (drift,) = drifts(replace(records, named=named), tables, plan)
         assert (drift.ranks, drift.phase) == ((LATE,), phase)
-        point = findings.Point(
-            world_size=RANKS, hosts=1, status="done", step_ms=drift.after_ms, drifts=(drift,)
-        )
+        point = Point(world_size=RANKS, hosts=1, status="done", step_ms=drift.after_ms, drifts=(drift,))
         assert f" in {phase}: " in next(findings.drift_lines(point))
 
 
@@ -145,7 +144,7 @@ def test_a_power_cap_that_begins_at_the_same_time_is_named(slowed):
     tables = tables.having({"blocks": with_telemetry(in_memory(tables.blocks), samples).lazy()})
     (drift,) = drifts(RunRecords(tables, plan, usable=True).trial(RANKS), tables, plan)
     assert drift.reasons == ("power_cap",)
-    point = findings.Point(world_size=RANKS, hosts=1, status="done", step_ms=drift.after_ms, drifts=(drift,))
+    point = Point(world_size=RANKS, hosts=1, status="done", step_ms=drift.after_ms, drifts=(drift,))
     (line,) = findings.drift_lines(point)
     assert line.startswith(f"rank {LATE} in backward: ")
     assert line.endswith("; power cap, SM clock 1980 MHz before, 1410 since")
