@@ -234,10 +234,12 @@ class Probe:
     def step(self) -> contextlib.AbstractContextManager[Any]:
         """Put this around one training step, from the forward to the optimizer, or around each micro-step."""
         if self._outermost is not None:
-            self._look(self._outermost)
+            try:
+                self._look(self._outermost)
+            except Exception as error:  # noqa: BLE001  # the training does not depend on it
+                self._end_by(error)
         return self._step if self._on else _NOTHING
 
-    @_quiet
     def _look(self, outermost: Outermost) -> None:
         """Follow what was called in the first two steps, on every rank from the third one on."""
         self._looked += 1
