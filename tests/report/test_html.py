@@ -2,14 +2,14 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
 from support.reports import as_text, comparison_page, figures_of, page, sweep_page
 
-from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, Timeline
+from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, StepParts, Timeline
 from scaling.records import files
 from scaling.records.files import write_json
 from scaling.report import text
@@ -111,9 +111,11 @@ def test_plotly_accepts_every_figure(good, sample):
 
 def test_every_colour_of_a_figure_is_defined_for_light_and_dark(good):
     used = set(re.findall(r'"\$([a-z-]+)"', json.dumps(figures(good))))
+    parts = {field.name.replace("_", "-") for field in fields(StepParts)}
     light = good[: good.index("@media screen")]
-    assert used
-    assert all(f"--{name}:" in light for name in used)
+    assert used >= parts - {"exposed-enqueue"}
+    assert all(f"--{name}:" in light for name in used | parts)
+    assert all(f"\n.{name} {{" in good for name in parts)
 
 
 def test_the_waterfall_closes(good):
