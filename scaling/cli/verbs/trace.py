@@ -65,7 +65,8 @@ def main(arguments: list[str]) -> int:
 def _flight(path: Path) -> str:
     prefix = path.name.removesuffix(".json").rstrip("0123456789")
     command = shlex.join(["torchfrtrace", "--prefix", prefix, str(path.parent)])
-    return f"{path}: a dump of PyTorch's flight recorder; torch's own command reads all ranks' pickles: {command}"
+    # The folder stands in the command alone: a longer line would be printed without its middle.
+    return f"{path.name}: a dump of PyTorch's flight recorder; torch's command reads all ranks' pickles: {command}"
 
 
 def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:

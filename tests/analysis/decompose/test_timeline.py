@@ -1,5 +1,6 @@
 """A typical step as spans."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -104,14 +105,5 @@ def test_of_more_ranks_the_late_one_is_drawn_first(measure, cluster):
 
 def test_a_run_without_detailed_blocks_draws_nothing(run):
     empty = run.tables.buckets.clear()
-    tables = type(run.tables)(
-        blocks=run.tables.blocks,
-        steps=run.tables.steps,
-        buckets=empty,
-        fabric=run.tables.fabric,
-        parameters=run.tables.parameters,
-        ranks=(),
-        gaps=(),
-        dropped_samples=0,
-    )
+    tables = replace(run.tables, buckets=empty, ranks=(), gaps=(), dropped_samples=0)
     assert timelines(RunRecords(tables, run.plan)) == ()
