@@ -29,7 +29,9 @@ class ScalingCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self._probe.open()
 
     def on_step_begin(self, *_state: Any, **_more: Any) -> None:
-        """Begin an optimizer's step."""
+        """Begin an optimizer's step. One that has not ended is left out: the training raised in it, and goes on."""
+        error = RuntimeError("the step before did not end")
+        self._step.__exit__(type(error), error, None)
         self._step.enter_context(self._probe.step())
 
     def on_step_end(self, *_state: Any, **_more: Any) -> None:

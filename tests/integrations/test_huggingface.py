@@ -56,3 +56,38 @@ def test_evaluations_and_saves_of_a_trainer_are_pauses_of_their_own(tmp_path):
     assert set(kinds) == {"evaluation", "save"}
     assert kinds["save"].count == kinds["evaluation"].count == STEPS // EVERY
     assert kinds["save"].seconds.value >= SLOW_S * STEPS // EVERY
+
+
+class Memory(torch.nn.Module):
+    """Has too little memory for one step, which a Trainer then does again with a smaller batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(8, 1), 0
+
+    def forward(self, x, labels=None):
+        self.calls += 1
+        if self.calls == STEPS:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+        return {"loss": self.layer(x).square().mean()}
+
+
+def test_a_step_that_raised_is_left_out_and_the_trainings_steps_are_recorded(tmp_path):
+    from scaling.integrations.huggingface import ScalingCallback
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "kept"),
+        max_steps=2 * STEPS,
+        per_device_train_batch_size=4,
+        auto_find_batch_size=True,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+    )
+    callback = ScalingCallback(run_dir=tmp_path / "run")
+    rows = [{"x": torch.ones(8), "labels": torch.ones(1)}] * 64
+    model = Memory()
+    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
+    assert model.calls == 3 * STEPS
+    (point,) = rebuild(RunFolder(tmp_path / "run")).analysis.points
+    assert point.step_ms.n > model.calls / 10 - 3  # ten steps a stretch, and warm-up; the first 44 give four

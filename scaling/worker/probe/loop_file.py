@@ -236,7 +236,7 @@ class LoopFile:
     def _plan(self, batch: int, accumulation: int) -> Plan:
         """One trial at the group's size. `batch`: samples per rank and step, 0 where unknown."""
         followed, agreement, world = self._followed, self._agreement, self._session.world
-        device, settings = self._session.device.type, followed.settings()
+        device, settings = next(followed.module.parameters()).device.type, followed.settings()
         hosts, ranks_per_host = len(set(agreement.hosts)), max(Counter(agreement.hosts).values())
         spec = Spec(
             model=Model(name=self._name or _name(followed.module), target="", args={}),

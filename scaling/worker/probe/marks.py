@@ -70,11 +70,18 @@ def pieces(begin: int, marks: Sequence[Window], end: int) -> list[tuple[int, int
 
 
 def unseen_forwards(marks: Sequence[tuple[int, int]]) -> int:
-    """How many backwards began before a forward was seen, since the step's begin or an optimizer's step."""
-    unseen, seen = 0, False
+    """How many backwards began before a forward was seen, since the step's begin or an optimizer's step.
+
+    A model that was called before that step, and whose backward had not begun, was seen, too.
+    """
+    unseen, seen, ahead = 0, False, 0
     for kind, _ in marks:
-        unseen += kind == BACKWARD and not seen
-        seen = kind != OPTIMIZER_END and (seen or kind in (FORWARD, NEXT_MODEL, BACKWARD))
+        if kind in (FORWARD, NEXT_MODEL):
+            seen, ahead = True, ahead + 1 if kind == NEXT_MODEL else max(ahead, 1)
+        elif kind == BACKWARD:
+            unseen, seen, ahead = unseen + (not seen), True, max(0, ahead - 1)
+        elif kind == OPTIMIZER_END:
+            seen = ahead > 0
     return unseen
 
 

@@ -160,6 +160,9 @@ def test_a_backward_whose_forward_was_not_seen_is_told_from_one_of_the_same_forw
     assert unseen_forwards((*TRAINED, *another)) == 0
     assert unseen_forwards((*TRAINED, (OPTIMIZER, 192), (OPTIMIZER_END, 193), *another)) == 1
     assert unseen_forwards(((FORWARD, 101), *another[:2], *another)) == 0
+    assert (
+        unseen_forwards(((FORWARD, 98), (NEXT_MODEL, 100), *another, *another)) == 0
+    )  # both forwards come first
 
 
 def test_a_step_without_a_backward_is_none():
