@@ -60,7 +60,6 @@ FLAGS = ("--config-dir", "-cd")
 
 _SCHEMAS = ConfigStore.instance()
 _SCHEMAS.store(name="schema", node=Config)
-_SCHEMAS.store(name="whatif", node=WhatIfConfig)
 
 
 def named(arguments: list[str]) -> Path | None:
@@ -266,6 +265,7 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
             kept["tracking"] = {k: v for k, v in kept["tracking"].items() if k not in Tracking.GONE}
         before = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))
         node = {key: value for key, value in kept.items() if key not in {"topology"} & named}
+        _SCHEMAS.store(name="whatif", node=WhatIfConfig)
         _SCHEMAS.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
         with only_data(), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             return before, OmegaConf.to_object(hydra.compose("measured", overrides=arguments))

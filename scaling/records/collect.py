@@ -182,7 +182,8 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
     """The tables, and what `look` returns for all rows of some whole blocks at a time, while they are in memory.
 
     Every launch that status.json knows is read; all where there is none. `look` can go to other processes.
-    OSError where the tables cannot be written to files, in the run's folder or, if that is read-only, elsewhere.
+    OSError where the tables, and meanwhile a copy of a launch's rank files, cannot be written: in the run's folder or,
+    if that is read-only, elsewhere.
     """
     status = None if plan.kind.followed else read_status(folder)
     launches, gaps = _listed_launches(folder, status)
@@ -198,7 +199,8 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
     lost = 0
     with Processes(count) as processes:
         for launch in launches:
-            with TemporaryDirectory(dir=path) as copies:
+            # After an error other processes may still write there; what is left goes with `scratch`.
+            with TemporaryDirectory(dir=path, ignore_cleanup_errors=True) as copies:
                 read = read_ranks(launch, plan, Path(copies), processes)
                 for part, more, looked in _read_steps(launch.index, read, path, look, processes):
                     parts.append(part)

@@ -108,6 +108,7 @@ CASES = [
     (["run", "tracking.mode=loud"], "offline, online, disabled"),
     (["run", "tracking.alerts=true"], "`scaling compare --fail-below RATIO` in CI is a gate"),
     (["submit", "tracking.objective=efficiency"], "-m measures every combination"),
+    (["plan", "++tracking.alerts=true"], "`scaling compare --fail-below RATIO` in CI is a gate"),
     (["report", "nowhere", "--figures", "x"], "no such folder"),
     (["run", "launcher=local", "topology=emulated_pcie"], "use launcher=emulated"),
     (["run", "seed=abc"], "abc"),

@@ -38,3 +38,13 @@ def test_a_digit_a_key_and_a_type_are_told_with_their_path():
 def test_every_expected_document_has_a_case():
     files = {file.name.removesuffix(".json.xz") for file in (cases.HERE / "expected").iterdir()}
     assert files == set(cases.CASES)
+
+
+@pytest.mark.parametrize("name", ["run_hsdp", "run_tp", "run_ddp_fsdp"])
+def test_a_run_whose_last_rank_file_was_cut_off_is_analysed(name, tmp_path):
+    path = cases.CASES[name](tmp_path)
+    last = max(path.glob("launches/*/rank-*.jsonl"))
+    last.write_bytes(last.read_bytes()[: int(0.6 * last.stat().st_size)])
+    document = cases.document(path)
+    assert document["points"]
+    assert "cut off" in str(document["quality"]["warnings"])

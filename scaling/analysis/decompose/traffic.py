@@ -143,10 +143,14 @@ def _closure_of_programs(records: TrialRecords, plan: Plan) -> dict[Key, float]:
     periods = {}
     for i, key in enumerate(records.keys()):
         program, transfer = records.programs.get(key), records.replay.get(key)
-        if program is None or transfer is None or len(transfer) != len(records.sent):
+        pace = light[:, i] / detailed[:, i]
+        # A run that was cut off may have a round without a light block, whose steps would never end.
+        if program is None or transfer is None or not np.isfinite(pace).all():
+            continue
+        if len(transfer) != len(records.sent):
             continue
         if turnless:
-            periods[key] = program.at_pace(light[:, i] / detailed[:, i], transfer)
+            periods[key] = program.at_pace(pace, transfer)
         elif (alone := records.turns.get(key)) is not None:
             forward, backward = (probed[0][n][:, i] / alone.phases[n] for n in ("forward", "compute"))
             stretch = {"forward": forward, "backward": backward}

@@ -183,7 +183,7 @@ REMOVED = {
 }
 REMOVED |= {
     (verb, key): f"removed; {instead}"
-    for verb in ("run", "submit")
+    for verb in ("run", "plan", "submit", "selftest", "doctor")
     for key, instead in (
         (
             "tracking.alerts",

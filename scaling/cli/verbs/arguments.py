@@ -38,7 +38,7 @@ def split(verb: str, arguments: list[str]) -> tuple[list[str], argparse.Namespac
             raise SystemExit(0)
         print()
     for word in arguments:
-        if instead := REMOVED.get((verb, word.partition("=")[0])):
+        if instead := REMOVED.get((verb, word.partition("=")[0].lstrip("+"))):
             raise InputError(f"scaling {verb} {word}: {instead}")
     parser = _Parser(prog=verb, add_help=False, allow_abbrev=False)
     for option in VERBS[verb].options:
