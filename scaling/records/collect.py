@@ -237,25 +237,25 @@ def _read_steps(
 ) -> Iterator[tuple[Part, int, R]]:
     """All rows of a launch's steps, written to files a stretch at a time: as `_write_stretch` returns them."""
     least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
-    here = EMPTY.having({}, ranks=(least_known,) if least_known else ())
+    clocks = (least_known,) if least_known else ()
     stretches = Stretch(launch=launch, blocks=read.tables["blocks"], files=read.stored).parts(STRETCH_BYTES)
-    tasks = ((stretch, scratch, k, here, look) for k, stretch in enumerate(stretches))
+    tasks = ((stretch, scratch, k, clocks, look) for k, stretch in enumerate(stretches))
     yield from processes.each(_write_stretch, tasks)
 
 
 def _write_stretch(
-    stretch: Stretch, scratch: Path, number: int, here: Tables, look: Callable[[Tables], R]
+    stretch: Stretch, scratch: Path, number: int, clocks: tuple[RankFile, ...], look: Callable[[Tables], R]
 ) -> tuple[Part, int, R]:
     """The files of a stretch's rows, how many steps belong to none of its blocks, and what was seen of them.
 
-    `here`: its ranks are the one whose clock is least known, which is all that is asked of them. `number`: the
-    stretch's in the launch.
+    `clocks`: the rank whose clock is least known, which is all that is asked of ranks. `number`: the stretch's in the
+    launch. No lazy table goes to another process: polars ends with SIGSEGV where it packs one in a thread.
     """
     frames, lost = stretch.read()
     written = write_part(frames, scratch, stretch.launch, number)
     first, last = frames["blocks"]["block"][0], frames["blocks"]["block"][-1]
     part = Part(launch=stretch.launch, first=first, last=last, files=written)
-    return part, lost, look(here.having({name: rows.lazy() for name, rows in frames.items()}))
+    return part, lost, look(EMPTY.having({name: rows.lazy() for name, rows in frames.items()}, ranks=clocks))
 
 
 def _listed_launches(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder], list[Gap]]:
