@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -111,9 +112,12 @@ def read_share(launch: int, paths: Mapping[int, Path], copy: Path) -> RankFiles:
     tables = _joined([rank.tables for rank in ranks.values()])
     size = pl.col("lines_end") - pl.col("lines_begin")
     blocks = tables["blocks"].with_row_index("at").sort("block", "rank")
-    with copy.open("wb") as file:
+    # By rename: a process that was given up may still write the same.
+    mine = copy.with_name(f"{copy.name}.{os.getpid()}")
+    with mine.open("wb") as file:
         for rank, begin, end in blocks.select("rank", *LINE_SPAN).iter_rows():
             file.write(ranks[rank].text[begin:end])
+    mine.replace(copy)
     blocks = blocks.with_columns(lines_begin=size.cum_sum() - size, lines_end=size.cum_sum())
     return RankFiles(
         files=files,
