@@ -291,6 +291,8 @@ class Flow:
             self.begun[..., k] = np.maximum(released, self._free.get(wire, released))
             self._free[wire] = self.done[..., k] = self.begun[..., k] + transfer
             return
+        if not (np.isfinite(released).all() and np.isfinite(transfer).all()):
+            raise ValueError(f"collective {k} has no time to begin or to last, so it would never end")
         # A rank may go on a little before its part is counted as over, so nothing is released in the past.
         self._released[..., k] = np.maximum(released, self._now)
         self._left[..., k] = np.maximum(transfer, _OVER_NS)
