@@ -170,3 +170,10 @@ def test_what_was_asked_for_early_is_held_up_by_nothing_later():
     # a rank that went on a little before its part was over
     flow.launch(1, np.array([[4.0]]), np.array([[5.0]]))
     assert flow.end(1) == 15
+
+
+@pytest.mark.parametrize("lacks", ["released", "transfer"])
+def test_a_collective_without_a_time_is_refused_and_not_waited_for(lacks):
+    times = {"released": np.array([[0.0]]), "transfer": np.array([[10.0]]), lacks: np.array([[np.nan]])}
+    with pytest.raises(ValueError, match="would never end"):
+        Flow(Channel(fifo=True, communicator=(1, 2)), (1, 1), 2).launch(0, **times)
