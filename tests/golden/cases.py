@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -144,21 +145,34 @@ def expected(name: str) -> Any:
     return json.loads(lzma.decompress(expected_file(name).read_bytes()))
 
 
-def differences(was: Any, now: Any, where: str = "") -> list[str]:
-    """One line for each value that differs, with its path: exact, but for the order of keys."""
+ROUNDING = 1e-12
+"""How far a figure may be from another processor's, relative: matrix products add in the order that suits each."""
+
+
+def differences(was: Any, now: Any, where: str = "", *, rounding: float = 0.0) -> list[str]:
+    """One line for each value that differs, with its path, whatever the order of keys.
+
+    `rounding`: floats that are as close as this, relative, are the same.
+    """
     if isinstance(was, dict) and isinstance(now, dict):
         lines = [f"{where}.{key}: gone" for key in was.keys() - now.keys()]
         lines += [f"{where}.{key}: new" for key in now.keys() - was.keys()]
         return sorted(lines) + [
-            line for key in was if key in now for line in differences(was[key], now[key], f"{where}.{key}")
+            line
+            for key in was
+            if key in now
+            for line in differences(was[key], now[key], f"{where}.{key}", rounding=rounding)
         ]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return [
             line
             for k, pair in enumerate(zip(was, now, strict=True))
-            for line in differences(*pair, f"{where}[{k}]")
+            for line in differences(*pair, f"{where}[{k}]", rounding=rounding)
         ]
-    same = type(was) is type(now) and was == now
+    if isinstance(was, float) and isinstance(now, float):
+        same = math.isclose(was, now, rel_tol=rounding)
+    else:
+        same = type(was) is type(now) and was == now
     return [] if same else [f"{where}: {_brief(was)} -> {_brief(now)}"]
 
 
