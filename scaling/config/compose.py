@@ -187,16 +187,20 @@ def requests(verb: str, arguments: list[str]) -> Requests:
     Raises InputError with one line for anything that is wrong; nothing has been written by then.
     """
     composed: list[DictConfig] = []
+    refused: list[InputError] = []
 
     def task(cfg: DictConfig) -> None:
         job = HydraConfig.get()  # Hydra set up this job: fail here rather than later
         composed.append(cfg)
         sweeper = job.sweeper["_target_"]
         if job.mode == RunMode.MULTIRUN and sweeper != BASIC_SWEEPER:
-            raise InputError(
-                f"hydra/sweeper: {sweeper} searches by results, which is removed; -m alone measures every combination "
-                "that is listed, such as ddp.bucket_cap_mb=5,25,100, and compares them"
+            refused.append(
+                InputError(
+                    f"hydra/sweeper: {sweeper} searches by results, which is removed; -m alone measures every "
+                    "combination that is listed, such as ddp.bucket_cap_mb=5,25,100, and compares them"
+                )
             )
+            raise refused[0]
 
     arguments = [_LISTED.sub(r"\1'\2'", word) for word in arguments]
     folder = named(arguments)
@@ -204,7 +208,7 @@ def requests(verb: str, arguments: list[str]) -> Requests:
         require_readable(folder)
     if not any(argument.startswith(("-", "hydra", "+hydra", "~")) for argument in arguments):
         return Requests(items=(_request(_composed(arguments), find_machine()),), multirun=False)
-    multirun = "-m" in arguments or "--multirun" in arguments
+    multirun = not {"-m", "--multirun", "hydra.mode=MULTIRUN"}.isdisjoint(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us instead of being printed
     main = hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(task)
     errors = io.StringIO()
@@ -226,6 +230,8 @@ def requests(verb: str, arguments: list[str]) -> Requests:
         raise InputError(lines[-1].strip()) from stop
     finally:
         sys.argv = argv
+    if refused:  # a sweeper may go on after an error
+        raise refused[0]
     machine = find_machine()
     return Requests(items=tuple(_request(cfg, machine) for cfg in composed), multirun=multirun)
 
@@ -317,7 +323,7 @@ def _request(cfg: DictConfig, machine: Machine) -> Request:
 KEYS = ("topology", "launcher", "cluster", "env", "threads", "repeats", "world_sizes", "run_dir")
 """What says where and how often a script runs; all else is the script's own."""
 REPEATS = 2
-_VALUED = ("--world-sizes", "--time-limit", "--config-dir", "--fresh")
+_VALUED = ("--world-sizes", "--time-limit", "--fresh", *FLAGS)
 """Options before the script that are followed by a value."""
 
 

@@ -316,12 +316,12 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
         topology=_topology_elsewhere(config.topology, measured.topology),
         elsewhere=any(key.removeprefix("topology.").startswith(JOINS) for key in changes),
         bucket_cap_mb=config.ddp.bucket_cap_mb if "ddp.bucket_cap_mb" in changes else None,
-        accumulation_steps=steps if "accumulation_steps" in changes else None,
+        accumulation_steps=steps,
         global_batch=config.global_batch or measured.global_batch,
     )
     key, _ = measured.batch_setting
     check_batches(key, getattr(asked, key), asked.world_sizes, steps)
-    return asked
+    return asked if "accumulation_steps" in changes else dataclasses.replace(asked, accumulation_steps=None)
 
 
 def _topology_elsewhere(config: Composed, measured: Topology) -> Topology:

@@ -170,9 +170,10 @@ class RankWatch:
         """What each rank that runs has done, by torchrun's number."""
         pulses = {}
         for pid in self._children(self._agent):
-            rank = self._rank(pid)
-            if rank is not None:
-                with contextlib.suppress(OSError, ValueError, IndexError):
+            # One that ends meanwhile, or has only begun, leaves out its own pulse.
+            with contextlib.suppress(OSError, ValueError, IndexError, struct.error):
+                rank = self._rank(pid)
+                if rank is not None:
                     pulses[rank] = self._pulse_of(pid)
         return pulses
 

@@ -24,6 +24,10 @@ class ScalingCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self._probe = Probe(**{"log": _into_wandb, **options})
         self._step = contextlib.ExitStack()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle of it records nothing, as that of a Probe."""
+        return TrainerCallback, ()
+
     def on_train_begin(self, *_state: Any, **_more: Any) -> None:
         """Look for the model from the first step on."""
         self._probe.open()

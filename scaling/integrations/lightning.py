@@ -29,9 +29,14 @@ class ScalingCallback(Callback):  # type: ignore[misc,unused-ignore]
         self._step: contextlib.AbstractContextManager[Any] | None = None
         self._updates = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle of it records nothing, as that of a Probe."""
+        return Callback, ()
+
     def on_train_start(self, trainer: Any, module: Any) -> None:  # noqa: ARG002
         """Look for the model from the first step on."""
         self._trainer = trainer
+        self._step = None  # one that an error ended belongs to the records before
         self._updates = trainer.global_step
         self._probe.open()
 

@@ -14,7 +14,7 @@ import polars as pl
 from scaling.reading import read_bytes
 from scaling.records.decode import Gap, RankFile
 from scaling.records.encoding import digest
-from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.records.paths import LaunchFolder, RunFolder, is_own
 from scaling.records.processes import Processes, cores
 from scaling.records.rank_file import Rank, read_rank
 from scaling.records.run import Status, read_status
@@ -59,8 +59,8 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path, processes: Processes) -> RankFiles:
-    """What all ranks of a launch left. `copies`: a folder for their lines."""
+def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path | None, processes: Processes) -> RankFiles:
+    """What all ranks of a launch left. `copies`: a folder for their lines; None: they are read where they are."""
     shares: list[dict[int, Path]] = []
     full_bytes = SHARE_BYTES
     for rank in launch.ranks():
@@ -69,7 +69,7 @@ def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path, processes: Proces
             full_bytes = 0
         path = shares[-1][rank] = launch.rank(rank)
         full_bytes += size_bytes(path)
-    tasks = [(launch.index, paths, copies / str(k)) for k, paths in enumerate(shares)]
+    tasks = [(launch.index, paths, copies and copies / str(k)) for k, paths in enumerate(shares)]
     files: list[RankFile] = []
     stored: dict[int, Stored] = {}
     broken: dict[int, str] = {}
@@ -95,10 +95,11 @@ def read_ranks(launch: LaunchFolder, plan: Plan, copies: Path, processes: Proces
     return RankFiles(files, stored, tables, broken)
 
 
-def read_share(launch: int, paths: Mapping[int, Path], copy: Path) -> RankFiles:
-    """Read some files of a launch, each once; `paths`: by rank. OSError where `copy` cannot be written.
+def read_share(launch: int, paths: Mapping[int, Path], copy: Path | None) -> RankFiles:
+    """Read some files of a launch; `paths`: by rank. OSError where `copy` cannot be written.
 
-    The lines of their blocks go to the file `copy`, block after block: those of a stretch lie together there.
+    The lines of their blocks go to the file `copy`, block after block: those of a stretch lie together there, and each
+    file is opened once. Without `copy` they are read again from where they are.
     """
     ranks: dict[int, Rank] = {}
     broken: dict[int, str] = {}
@@ -110,6 +111,9 @@ def read_share(launch: int, paths: Mapping[int, Path], copy: Path) -> RankFiles:
     files = [rank.file for rank in ranks.values()]
     _intern(files)
     tables = _joined([rank.tables for rank in ranks.values()])
+    if copy is None:
+        stored = {number: Stored(paths[number], rank.shift) for number, rank in ranks.items()}
+        return RankFiles(files, stored, tables, broken)
     size = pl.col("lines_end") - pl.col("lines_begin")
     blocks = tables["blocks"].with_row_index("at").sort("block", "rank")
     # By rename: a process that was given up may still write the same.
@@ -205,7 +209,8 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
         for launch in launches:
             # After an error other processes may still write there; what is left goes with `scratch`.
             with TemporaryDirectory(dir=path, ignore_cleanup_errors=True) as copies:
-                read = read_ranks(launch, plan, Path(copies), processes)
+                # Another user's run leaves its copy to the system's temporary folder, which may be memory.
+                read = read_ranks(launch, plan, Path(copies) if is_own(folder) else None, processes)
                 for part, more, looked in _read_steps(launch.index, read, path, look, processes):
                     parts.append(part)
                     lost += more

@@ -193,8 +193,8 @@ def _rows(keys: pl.DataFrame, owner: Ints, columns: Mapping[str, Ints], table: s
 class Stored(NamedTuple):
     """Where the lines of a rank's blocks are, and what moves its stamps onto rank 0's clock."""
 
-    copy: Path
-    """A file with lines of several ranks."""
+    path: Path
+    """A copy with lines of several ranks, or the rank's own file."""
     shift: Shift
 
 
@@ -204,7 +204,7 @@ class Stretch:
 
     launch: int
     blocks: pl.DataFrame
-    """A row for each block and rank: the table `blocks`, and LINE_SPAN within the copies."""
+    """A row for each block and rank: the table `blocks`, and LINE_SPAN within `files`."""
     files: Mapping[int, Stored]
     """By rank."""
 
@@ -233,7 +233,7 @@ def _texts(files: Mapping[int, Stored], blocks: pl.DataFrame) -> list[bytes]:
     """The lines of each row of `blocks`; from each file in one piece."""
     spans: dict[Path, list[tuple[int, int, int]]] = defaultdict(list)
     for row, (rank, begin, end) in enumerate(blocks.select("rank", *LINE_SPAN).iter_rows()):
-        spans[files[rank].copy].append((row, begin, end))
+        spans[files[rank].path].append((row, begin, end))
     texts = [b""] * blocks.height
     for path, lines in spans.items():
         first, last = min(begin for _, begin, _ in lines), max(end for *_, end in lines)

@@ -19,8 +19,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -159,12 +161,23 @@ PUBLISHED = ("blocks", *STEP_TABLES)
 """Tables that stay in the run's folder."""
 
 
+_SCRATCH = ".tables-"
+DAY_S = 86_400
+
+
 def scratch_folder(folder: RunFolder) -> TemporaryDirectory[str]:
     """A temporary folder for the files of tables, which goes with them. OSError where it cannot be made.
 
     It is made in the run's folder if that is this user's own: another one could put links in the place of the files.
+    What an analysis left there that was killed goes after a day.
     """
-    return TemporaryDirectory(prefix=".tables-", dir=folder.path if is_own(folder) else None)
+    if not is_own(folder):
+        return TemporaryDirectory(prefix=_SCRATCH)
+    for left in folder.path.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > DAY_S:
+                shutil.rmtree(left)
+    return TemporaryDirectory(prefix=_SCRATCH, dir=folder.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

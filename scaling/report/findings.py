@@ -33,7 +33,7 @@ def straggler_line(straggler: results.Straggler) -> str:
         False: "alone it is as fast as the others",
         None: "whether it is slow alone was not measured",
     }[straggler.by_itself]
-    phase = text.PARTS.get(straggler.phase, plain(straggler.phase))
+    phase = _phase(straggler.phase)
     cost, skew = quantity(straggler.cost_ms, "ms"), quantity(straggler.skew_ms, "ms")
     who = f"rank {straggler.rank} is late in {phase} and costs"
     if straggler.host is not None:
@@ -82,8 +82,7 @@ def drift_lines(point: results.Point, least: float = 0.0) -> Iterator[str]:
         longer = drift.more_ms.value > 0
         who = f"rank{'s' if len(drift.ranks) > 1 else ''} {text.ranges(drift.ranks)}"
         who = "all ranks" if 1 < len(drift.ranks) == point.world_size else who
-        phase = text.PARTS.get(drift.phase, plain(drift.phase))
-        who = f"{who} in {phase}" if drift.ranks else DRIFTS[drift.phase]
+        who = f"{who} in {_phase(drift.phase)}" if drift.ranks else DRIFTS[drift.phase]
         since = f"after {format_duration(drift.since_s)}" + f" of launch {drift.launch}" * (drift.launch > 0)
         if drift.since_unix_s is not None:
             at = dt.datetime.fromtimestamp(drift.since_unix_s, dt.timezone.utc)
@@ -102,6 +101,10 @@ def drift_lines(point: results.Point, least: float = 0.0) -> Iterator[str]:
         if before and after and abs(after.value / before.value - 1) > CLOCK_CHANGES:
             names.append(f"SM clock {text.value_of(before)} MHz before, {text.value_of(after)} since")
         yield f"{line}; {', '.join(names)}" if names else line
+
+
+def _phase(name: str) -> str:
+    return DRIFTS.get(name) or text.PARTS.get(name, plain(name))
 
 
 DRIFTS = {"exposed": "waits for communication", "step": "the step"}

@@ -39,6 +39,7 @@ def test_options_are_not_abbreviated():
         ("run", ["--resume", "model=mlp"], "scaling run: --resume RUN is expected"),
         ("compare", ["a", "--into", "--json"], "scaling compare: --into DIR is expected"),
         ("plan", ["--json=yes"], "scaling plan: --json takes no value"),
+        ("report", ["run", "--verbose=1"], "scaling report: --verbose takes no value"),
     ],
 )
 def test_a_value_that_is_missing_or_too_much_is_said_in_a_line(verb, line, said):

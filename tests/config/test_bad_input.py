@@ -195,6 +195,7 @@ CASES = [
     (["analyze", "--fast", "x"], "--json"),
     (["compare", "one"], "2 or more"),
     (["compare", "a", "b", "--fail-below", "much"], "such as 0.95"),
+    (["compare", "a", "b", "--fail-below", "nan"], "such as 0.95"),
     (["report", "nowhere"], "no such folder"),
     (["sync", "nowhere"], "no such folder"),
     (["doctor", "topology.device=cuda"], "no CUDA device was found"),

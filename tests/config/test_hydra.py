@@ -325,6 +325,7 @@ def test_a_file_sets_no_variable_that_names_code_or_a_file():
             "train.py --world-sizes 3",
         ),
         ("--world-sizes 1,2", "--world-sizes 1,2", ""),
+        ("-cd mine --world-sizes 1,2 train.py", "-cd mine --world-sizes 1,2", "train.py"),
     ],
 )
 def test_the_script_is_the_first_word_that_is_neither_option_nor_override(line, ours, script):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,15 @@ def test_a_machine_that_is_not_here_can_be_planned_in_one_line(capsys):
 )
 def test_nonsense_is_refused_in_one_line(capsys, run, override, said):
     assert said in not_predicted(capsys, run, override)
+
+
+def test_a_value_of_the_run_itself_that_cannot_be_is_refused(capsys, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    text = path.read_text()
+    assert "\naccumulation_steps: 1\n" in text
+    path.write_text(text.replace("\naccumulation_steps: 1\n", "\naccumulation_steps: 0\n"))
+    assert "accumulation_steps=0: at least 1" in not_predicted(capsys, tmp_path / "run", "world_sizes=[4]")
 
 
 def test_ranks_that_nothing_joins_are_not_predicted(capsys, run):

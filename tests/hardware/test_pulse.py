@@ -53,6 +53,20 @@ def test_a_rank_s_beats_and_the_processor_time_of_its_children_are_seen(ranks):
     assert host.pulse()[0].cpu_s <= begin[0].cpu_s + 0.05
 
 
+def test_a_rank_that_ends_meanwhile_leaves_the_others_their_pulse(ranks, monkeypatch):
+    first, second = ranks("waits", "waits")
+    host = RankWatch(first, "scaling-beats")
+    read = host._text
+
+    def text(pid, name):
+        if pid == second:
+            raise ProcessLookupError
+        return read(pid, name)
+
+    monkeypatch.setattr(host, "_text", text)
+    assert set(host.pulse()) == {0}
+
+
 def test_a_rank_that_shares_no_memory_has_no_beats(ranks):
     (first,) = ranks("waits")
     assert RankWatch(first, "another-name").pulse()[0].beats is None

@@ -1,5 +1,6 @@
 """A Trainer that evaluates and saves: what its callback tells is what the report counts."""
 
+import pickle
 import time
 
 import pytest
@@ -56,6 +57,44 @@ def test_evaluations_and_saves_of_a_trainer_are_pauses_of_their_own(tmp_path):
     assert set(kinds) == {"evaluation", "save"}
     assert kinds["save"].count == kinds["evaluation"].count == STEPS // EVERY
     assert kinds["save"].seconds.value >= SLOW_S * STEPS // EVERY
+
+
+class Stops(transformers.TrainerCallback):
+    """Ends a training within its last step, once."""
+
+    stopped = False
+
+    def on_substep_end(self, arguments, state, control, **_more):
+        if state.global_step == STEPS - 1 and not self.stopped:
+            self.stopped = control.should_training_stop = True
+
+
+def test_a_training_after_one_that_ended_within_a_step_is_recorded(tmp_path):
+    from scaling.integrations.huggingface import ScalingCallback
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "kept"),
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+    )
+    rows = [{"x": torch.ones(8), "labels": torch.ones(1)}] * 4 * STEPS
+    callback = ScalingCallback(run_dir=tmp_path / "run")
+    trainer = transformers.Trainer(Model(), arguments, train_dataset=rows, callbacks=[callback, Stops()])
+    trainer.train()
+    trainer.train()
+    rebuilt = rebuild(RunFolder(tmp_path / "run"))
+    assert {launch.index for launch in RunFolder(tmp_path / "run").launches()} == {0, 1}
+    assert rebuilt.analysis.points[0].step_ms.n == 2 * 4
+
+
+def test_a_pickled_callback_records_nothing():
+    from scaling.integrations.huggingface import ScalingCallback
+
+    assert type(pickle.loads(pickle.dumps(ScalingCallback()))) is transformers.TrainerCallback
 
 
 class Memory(torch.nn.Module):

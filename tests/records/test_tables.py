@@ -17,7 +17,7 @@ from support.tables import collected, unchecked
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.records.format import SCHEMA, STEP_FIELDS
 from scaling.records.run import read_plan
-from scaling.records.tables import STEP_TABLES, publish_tables, read_published
+from scaling.records.tables import STEP_TABLES, in_memory, publish_tables, read_published
 from scaling.settings.plan import HARNESS, OWN_LOOP
 from scaling.settings.schedule import round_blocks
 
@@ -123,8 +123,12 @@ def test_a_disk_that_takes_no_more_is_said_as_the_system_says_it(folder, monkeyp
 
 
 def test_a_run_that_cannot_be_written_to_has_its_tables_elsewhere(folder, monkeypatch):
+    expected = unchecked(folder)
     monkeypatch.setattr("os.access", lambda *_: False)
     tables = unchecked(folder)
+    for name in STEP_TABLES:
+        assert in_memory(getattr(tables, name)).equals(in_memory(getattr(expected, name))), name
+    del expected
     assert not list(folder.path.glob(".*"))
     path = Path(tables.scratch.name)
     assert (path / "steps").is_dir()
@@ -138,6 +142,16 @@ def test_files_are_gone_with_their_tables(folder):
     assert set(tables.parts[0].files) == set(STEP_TABLES)
     del tables
     assert not list(folder.path.glob(".tables-*"))
+
+
+def test_what_a_killed_analysis_left_goes_after_a_day(folder):
+    old, new = (folder.path / f".tables-{name}" for name in ("old", "new"))
+    for left in (old, new):
+        (left / "steps").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    unchecked(folder)
+    assert new.is_dir()
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("source", [HARNESS, OWN_LOOP])

@@ -75,6 +75,8 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan) -> tuple[Drift, ..
                 for grids in ({name: every[name] for name in OWN_PHASES}, named_ns)
             )
             phase = most_grown(grown, named)
+            if records.beside.unseen_forwards and phase in ("input", "host"):
+                phase = "step"  # another model's forward counts as one of these
         listed.append(
             Drift(
                 ranks=tuple(ranks),

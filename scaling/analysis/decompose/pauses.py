@@ -287,15 +287,15 @@ def _saves(tables: Tables) -> list[_Noted]:
 
 def _overlapping(tables: Tables, records: Iterable[_Noted]) -> pl.DataFrame:
     """(launch, block) of the blocks in which a rank recorded something, by its own host's clock."""
-    windows = [
+    windows = {
         (file.launch, file.rank, record.time_ns - record.more_ns // record.count, record.time_ns)
         for file, record in records
-    ]
+    }
     names = dict.fromkeys(("of_launch", "of_rank", "first", "last"), pl.Int64)
     loop = tables.blocks.filter(pl.col("round") >= 0)  # the others are a baseline's
     blocks = in_memory(loop.select("launch", "rank", "block", "host_begin_ns", "host_end_ns"))
     hit = blocks.join_where(
-        pl.DataFrame(windows, schema=names, orient="row"),
+        pl.DataFrame(list(windows), schema=names, orient="row"),
         pl.col("launch") == pl.col("of_launch"),
         pl.col("rank") == pl.col("of_rank"),
         pl.col("host_begin_ns") < pl.col("last"),

@@ -128,6 +128,10 @@ class Cycle:
     """Cycles of one step."""
 
 
+MIXED = pl.col("unseen_forwards").sum() > 0.02 * pl.col("steps").sum()
+"""Whether another model trains in more than a few steps of these blocks, and its forward was not seen."""
+
+
 class CallTraffic(NamedTuple):
     """What an own loop sends by calls in Python, DDP's reducer apart, and what nobody was seen to wait for."""
 

@@ -380,9 +380,12 @@ def describe(
     for name, light in records.named.items():
         own_ns = np.mean([steps.mean(axis=0) for steps in light.own_ns.values()], axis=0)
         more[name] = float(own_ns[late.ranks[0]] - own_ns[sorted(typical)].mean())
+    phase = most_grown(excess, more)
+    if records.beside.unseen_forwards and phase in ("input", "host"):
+        phase = "step"  # another model's forward counts as one of these
     return Straggler(
         rank=late.ranks[0],
-        phase=most_grown(excess, more),
+        phase=phase,
         by_itself=_slow_alone(late, records, typical, rounds),
         host=late.host,
         cost_ms=late.cost_ns * MS,

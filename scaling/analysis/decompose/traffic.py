@@ -154,6 +154,8 @@ def _closure_of_programs(records: TrialRecords, plan: Plan) -> dict[Key, float]:
         elif (alone := records.turns.get(key)) is not None:
             forward, backward = (probed[0][n][:, i] / alone.phases[n] for n in ("forward", "compute"))
             stretch = {"forward": forward, "backward": backward}
+            if not (np.isfinite(forward).all() and np.isfinite(backward).all()):
+                continue
             periods[key] = simulated(program, records.sent, alone, stretch, transfer)
     return periods
 

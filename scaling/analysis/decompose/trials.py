@@ -18,6 +18,7 @@ from scaling.analysis.decompose.own_loop import read_named, usable
 from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
     DURATIONS,
+    MIXED,
     PHASES,
     CallTraffic,
     Key,
@@ -188,12 +189,12 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
 def _beside(blocks: Frame, n: int) -> CallTraffic:
     """What Python was seen to send in the light steps of an own loop."""
     counted = (pl.col("world_size") == n) & (pl.col("arm") == PROBE) & ~pl.col("detailed")
-    means = pl.col("sent_bytes", "unclaimed_bytes").mean(), pl.col("polled", "unseen_forwards").sum()
+    means = pl.col("sent_bytes", "unclaimed_bytes").mean(), pl.col("polled").sum(), MIXED.alias("mixed")
     each = in_memory(blocks.filter(counted & (pl.col("sent_bytes") >= 0)).group_by("rank").agg(*means))
     if each.is_empty():
         return CallTraffic()
-    sent, unclaimed, polled, unseen = each.drop("rank").max().row(0)
-    return CallTraffic(math.ceil(sent), math.ceil(unclaimed), polled > 0, unseen > 0)
+    sent, unclaimed, polled, mixed = each.drop("rank").max().row(0)
+    return CallTraffic(math.ceil(sent), math.ceil(unclaimed), polled > 0, mixed)
 
 
 def withheld(tables: Tables, n: int) -> tuple[str, ...]:

@@ -33,8 +33,9 @@ def parts_at(record: PrecisionRecord, other: PrecisionRecord) -> str:
                 return f"{kind}{a.name} ({_text(a, b)})"
     if [s.digest for s in record.steps] == [s.digest for s in other.steps]:
         return ""
-    digests = zip(record.steps, other.steps, strict=False)
-    return f"step {next(i for i, (a, b) in enumerate(digests, 1) if a.digest != b.digest)}"
+    digests = enumerate(zip(record.steps, other.steps, strict=False), 1)
+    common = min(len(record.steps), len(other.steps))
+    return f"step {next((i for i, (a, b) in digests if a.digest != b.digest), common + 1)}"
 
 
 def _text(a: Layer, b: Layer) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.decompose.quantities import MIXED, TrialRecords
 from scaling.analysis.results import Verdict
 from scaling.analysis.results.verdicts import NOTABLE, undecided
 from scaling.records.tables import Frame, Tables, in_memory
@@ -30,7 +30,8 @@ UNSEEN = (
 def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
     """What is known of the buffers' broadcasts, of the bitmap of used parameters, and of other collectives."""
     lines = [text for text in (_beside(others(tables), plan),) if text]
-    if in_memory(tables.blocks.select(pl.col("unseen_forwards").sum())).item():
+    light = tables.blocks.filter((pl.col("arm") == PROBE) & ~pl.col("detailed"))
+    if in_memory(light.group_by("world_size", "rank").agg(mixed=MIXED))["mixed"].any():
         lines.append(UNSEEN)
     if _unseen(tables, plan, buffers_bytes):
         lines.append(

@@ -64,6 +64,7 @@ class Straggler:
 
     rank: int
     phase: str
+    """step: not known."""
     by_itself: bool | None
     """Whether the rank is slow in bare_one too, that is, without the others; None where that was not measured."""
     cost_ms: Measured

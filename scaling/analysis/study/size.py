@@ -9,7 +9,7 @@ import numpy as np
 
 from scaling.analysis.decompose.point import arms
 from scaling.analysis.decompose.trials import RunRecords
-from scaling.analysis.quality.untracked_traffic import of_hidden_waits
+from scaling.analysis.quality.untracked_traffic import UNSEEN, of_hidden_waits
 from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
@@ -164,6 +164,8 @@ def causes(size: Size, point: Point, base: Size, study: Study, compared: int) ->
         doubts = _doubts(size, base, study)
         evidence = (f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}", *doubts)
         return (named("scales_well", point, None, evidence, confidence="low" if doubts else "high"),)
+    if any(UNSEEN in v.evidence for v in size.analysis.verdicts):
+        return (undecided(point.world_size, UNSEEN),)
     why = "no cause stands clear of the noise; train more steps, or launch more often"
     return (undecided(point.world_size, why, *_largest(point)),)
 

@@ -50,8 +50,9 @@ def evidence_of(
         late = point.straggler
         which, step_ms = _step_of_parts(point)
         within = f" of the {step_ms:.1f} ms of {which}" if which != STEP else ""
+        where = "" if late.phase == "step" else f", mostly in {late.phase}"
         yield (
-            f"rank {late.rank} is late, mostly in {late.phase}: the others wait {late.skew_ms.value:.1f} ms a step "
+            f"rank {late.rank} is late{where}: the others wait {late.skew_ms.value:.1f} ms a step "
             f"longer than it does, and it costs {late.cost_ms.value:.1f} ms{within}"
         )
         if pipelined:

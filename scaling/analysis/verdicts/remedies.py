@@ -173,7 +173,7 @@ def _late_rank(rank: int, phase: str) -> Offer:
         "host": "what only this rank does between steps: logging, checkpoints, validation on rank 0",
     }
     return Offer(
-        code=f"rank {rank} is late in {phase}: look at {where.get(phase, 'its host')}",
+        code=f"rank {rank} is late{'' if phase == 'step' else f' in {phase}'}: look at {where.get(phase, 'its host')}",
         change=Change(without_straggler=True),
         assumes="if that rank becomes as fast as the others",
     )

@@ -14,7 +14,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises InputError with one line."""
 
     def error(self, message: str) -> NoReturn:
-        name = message.split()[1].rstrip(":")  # "argument --into: expected one argument"
+        # "argument --into: expected one argument", or "argument --verbose/-v: ..."
+        name = message.split()[1].rstrip(":").partition("/")[0]
         value = next(option.value for option in VERBS[self.prog].options if option.name == name)
         raise InputError(
             f"scaling {self.prog}: {name} {f'{value} is expected' if value else 'takes no value'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -54,8 +55,10 @@ def main(arguments: list[str]) -> int:
     count("compare", paths, least=2 if name is None else 1, most=99)
     try:
         ratio = None if given.fail_below is None else float(given.fail_below)
-    except ValueError as error:
-        raise InputError(f"--fail-below {given.fail_below}: a ratio such as 0.95 is expected") from error
+    except ValueError:
+        ratio = math.nan
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise InputError(f"--fail-below {given.fail_below}: a ratio such as 0.95 is expected")
     if keep and (name is None or len(paths) > 1):
         raise InputError(
             "--keep: one run and --baseline NAME are expected beside it; that run becomes the baseline"

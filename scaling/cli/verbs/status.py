@@ -9,7 +9,7 @@ from pathlib import Path
 from scaling.cli.measuring import analyse
 from scaling.cli.output import say
 from scaling.cli.verbs.arguments import parse
-from scaling.errors import InputError
+from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import begun
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.submit import Standing, settle, standing
@@ -87,11 +87,17 @@ def cancel(arguments: list[str]) -> int:
         raise InputError(
             f"{paths[0]}: no job of it is waiting or running; `scaling status {paths[0]}` says more"
         )
+    refused: list[ScalingError] = []
     for stands in alive:
         assert stands.job is not None
-        queue.cancel(stands.job.id)
+        try:
+            queue.cancel(stands.job.id)
+        except ScalingError as error:  # it may have ended since; the others are cancelled all the same
+            refused.append(error)
     for stands in alive:
         say(*lines(settle(_until_over(stands), analyse)))
+    if refused and not all(standing(stands.folder, stands.plan).over for stands in alive):
+        raise refused[0]
     return 0
 
 

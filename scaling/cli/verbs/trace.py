@@ -70,7 +70,7 @@ def _flight(path: Path) -> str:
 
 
 def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
-    pages = not given.json or given.out is not None
+    pages = not given.json or given.out is not None or given.wandb
     traces, problems = read_all(files, meanwhile=lambda: [importlib.import_module(name) for name in _LATER])
     if not traces:
         raise ScalingError(

@@ -234,6 +234,7 @@ def _from_json(text: str, where: str) -> LogTable:
         real = [row for row in rows if all(map(math.isfinite, (row.time_us, row.algbw_gb_s, row.busbw_gb_s)))]
         words = [str(word) for word in document.get("args", ())]
         average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
+        average_gb_s = None if average is None else float(average)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"{where}: not the whole of what -J of nccl-tests writes ({type(error).__name__}: {error}); {EXPECTED}"
@@ -241,7 +242,7 @@ def _from_json(text: str, where: str) -> LogTable:
     command = _COMMAND.search(words[0]) if words else None
     table = LogTable(devices=devices, rows=real, launch={"ranks_per_process": per_process})
     table.cut = [NO_NUMBER.format(format_bytes(r.bytes), r.mode) for r in rows if r not in real]
-    table.average_gb_s = None if average is None else float(average)
+    table.average_gb_s = average_gb_s
     if command:
         table.collective, table.how = _NAMES.get(command[1], command[1]), "its command"
     return table

@@ -186,7 +186,7 @@ class TraceStream:
                 cut, closed = _exact(pending)
                 if closed:
                     break
-                if len(pending) - cut > EVENT_MAX:
+                if len(pending[cut:].lstrip(_BETWEEN)) > EVENT_MAX:
                     raise DamagedError(f"one event is longer than {EVENT_MAX >> 20} MiB")
                 yield self._patient(pending[:cut])
                 pending = pending[cut:]

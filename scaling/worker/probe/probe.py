@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -210,8 +211,12 @@ class Probe:
         self.run_dir = self._recording.run_dir
         _open.add(self)
         self._undo.append(lambda: _open.discard(self))
-        atexit.register(self.close)
-        self._undo.append(lambda: atexit.unregister(self.close))
+        atexit.register(self._close_at_exit)
+        self._undo.append(lambda: atexit.unregister(self._close_at_exit))
+
+    def _close_at_exit(self) -> None:
+        """With what ended the process; in a notebook `last_value` may be older than the training."""
+        self.close(getattr(sys, "last_value", None))
 
     @_quiet
     def close(self, error: BaseException | None = None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -162,6 +161,8 @@ class Recording:
 
     def leave(self, *, failed: bool) -> None:
         """End the step, unless it has only run micro-steps."""
+        if not self._depth:  # it was entered before this recording began
+            return
         self._depth -= 1
         if self._depth:
             return
@@ -237,8 +238,6 @@ class Recording:
                 "no optimizer stepped inside step(), and nothing was reduced: a step is one optimizer step"
             )
             self._say(only_micro if self.phases.unfinished else never_entered)
-        if error is None:
-            error = getattr(sys, "last_value", None)  # when called at the process' exit
         if error is None or self._device.torch_device.type == "cpu":
             self._track.stop()
         else:  # the device may have failed, or wait for peers that never come, so do not wait for it

@@ -11,8 +11,12 @@ from support.tables import collected
 
 from scaling.analysis.about import Ending, endings
 from scaling.analysis.analyze import analyze
+from scaling.analysis.decompose import trials
+from scaling.analysis.decompose.quantities import CallTraffic
 from scaling.analysis.decompose.trials import RunRecords
+from scaling.analysis.quality.untracked_traffic import UNSEEN
 from scaling.analysis.results import Measured, Verdict
+from scaling.analysis.results.verdicts import undecided
 from scaling.analysis.statistics.rounds import student
 from scaling.analysis.study.size import ONE_EACH, read_size
 from scaling.analysis.study.study import launch_spread, study
@@ -103,6 +107,25 @@ def test_an_input_that_is_as_long_at_the_base_is_no_loss_of_scaling(sizes):
     shares = {**two.shares, "input": two.shares["input"] + 0.2, "compute": two.shares["compute"] - 0.2}
     grown = dataclasses.replace(two, shares=shares)
     assert "input" in {v.cause for v in study([sizes[0], grown])[0].verdicts}
+
+
+def test_steps_with_a_forward_that_was_not_seen_are_undecided_for_that(sizes):
+    analysis = dataclasses.replace(sizes[1].analysis, verdicts=(undecided(2, UNSEEN),))
+    shares = {**sizes[1].shares, "input": 0.5, "compute": sizes[1].shares["compute"] / 2}
+    two = dataclasses.replace(sizes[1], analysis=analysis, shares=shares)
+    (verdict,) = study([sizes[0], two])[0].verdicts
+    assert (verdict.cause, verdict.evidence) == ("undecided", (UNSEEN,))
+
+
+def test_a_late_ranks_phase_is_not_said_where_a_forward_was_not_seen(sizes, monkeypatch, tmp_path):
+    assert sizes[1].point.straggler.phase == "input"
+    monkeypatch.setattr(trials, "_beside", lambda *_: CallTraffic(bytes=4096, unseen_forwards=True))
+    mixed = own_loop(dataclasses.replace(TRUTH, world_sizes=(2,)), tmp_path / "2")
+    assert mixed.point.straggler.phase == "step"
+    assert mixed.point.straggler.cost_ms.value == pytest.approx(sizes[1].point.straggler.cost_ms.value)
+    (late,) = (v for v in mixed.analysis.verdicts if v.cause == "straggler")
+    assert late.evidence[0].startswith(f"rank {mixed.point.straggler.rank} is late: the others wait")
+    assert "DataLoader" not in str(late.try_)
 
 
 def test_a_contended_run_makes_slower_compute_a_hint_and_is_said(sizes):

@@ -166,7 +166,14 @@ def test_a_jump_in_one_mode_alone_is_named_with_the_mode():
     assert [(c.kind, c.to_bytes, mode) for c, mode in section.cliffs] == [("jumps", 1 << 26, "in-place")]
 
 
-@pytest.mark.parametrize("damage", [lambda t: t[: len(t) // 2], lambda t: t.replace('"size"', '"sice"')])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda t: t[: len(t) // 2],
+        lambda t: t.replace('"size"', '"sice"'),
+        lambda t: json.dumps(json.loads(t) | {"average_bus_bandwidth": {"bandwidth": "n/a"}}),
+    ],
+)
 def test_json_that_is_cut_off_or_of_another_kind_is_refused(shared, tmp_path, capsys, damage):
     path = tmp_path / "out.json"
     path.write_text(damage(shared("wild/17_nccl_tests_J.json").read_text()))

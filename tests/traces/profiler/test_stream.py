@@ -78,6 +78,13 @@ def test_a_gzip_of_several_members_is_one_file(tmp_path):
     assert len(read(path)[0]) == len(EVENTS)
 
 
+def test_blanks_between_events_are_no_event(tmp_path):
+    path = tmp_path / "trace.json"
+    first, second = map(json.dumps, EVENTS[:2])
+    path.write_text(f"[{first},{' ' * (5 << 20)}{second}]")
+    assert len(read(path)[0]) == 2
+
+
 def test_what_does_not_last_is_counted_and_read_over(tmp_path):
     path = tmp_path / "trace.json"
     others = [{"ph": phase, "ts": "noon", "args": {"name": phase}} for phase in "MsfiBEC"]

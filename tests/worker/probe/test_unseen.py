@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import io
+import json
 import os
 import pickle
 import signal
@@ -284,6 +285,15 @@ def test_a_twin_that_shares_its_attributes_outlives_the_model(tmp_path):
     del model
     gc.collect()
     assert twin(torch.ones(2, 8)).tolist() == expected
+
+
+def test_an_error_of_an_earlier_cell_of_a_notebook_is_not_the_trainings(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "last_value", NameError("an earlier cell's"), raising=False)
+    model = DistributedDataParallel(net())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+    last = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["state"] == "done"
 
 
 def test_a_copy_of_a_probe_does_nothing(tmp_path):
