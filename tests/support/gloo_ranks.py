@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -64,4 +65,5 @@ def as_rank(work: Callable[..., Any], *, world_size: int = 2, timeout_s: int = 6
     answer = work(int(rank), *arguments)
     dist.barrier()  # a rank that is still at work may wait for one whose pipe is full
     dist.destroy_process_group()
-    print(json.dumps(answer))
+    print(json.dumps(answer), flush=True)
+    time.sleep(0.05)  # a thread of Gloo may still need Python's lock, and torch aborts where Python has ended
