@@ -89,6 +89,8 @@ def cause(seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOutcome | None:
         return _parted(seen, launch)
     if seen.silent_s and seen.stacks and silent:
         return _missing(silent[0], seen, launch)
+    if seen.silent_s and len(seen.stacks) > 1:
+        return _unheard(seen, launch)
     if seen.silent_s:
         text = f"no progress for {seen.silent_s:.0f} s, and no rank says why"
         return LaunchOutcome(status="timeout", error=text)
@@ -224,6 +226,17 @@ def _missing(rank: int, seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOut
     return LaunchOutcome(
         status="timeout", error=text, rank=rank, world_size=_size(stack), stage=_stage(stack)
     )
+
+
+def _unheard(seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOutcome:
+    """Every rank waits for what another one has to say: the cause lies between the ranks."""
+    stack = next(iter(seen.stacks.values()))
+    ranks = ", ".join(map(str, sorted(seen.stacks)))
+    text = (
+        f"ranks {ranks} lost each other, as when a link is cut: no progress for {seen.silent_s:.0f} s, and each waits "
+        f"for another's answer, rank {stack['rank']} in {stack['stage']}; stack: {launch.stack(stack['rank'])}"
+    )
+    return LaunchOutcome(status="timeout", error=text, world_size=_size(stack), stage=_stage(stack))
 
 
 def _told(error: Record, launch: LaunchFolder) -> str:

@@ -227,6 +227,15 @@ def test_a_rank_that_the_others_wait_for_is_named_where_it_is_gone(launch):
     assert found.error.startswith(f"no progress for 140 s, in {STAGE}; rank 2 does not answer")
 
 
+def test_ranks_that_all_wait_for_an_answer_lost_each_other(launch):
+    waiting = {rank: stack(rank, "/x/scaling/worker/session/control.py:44 in wait") for rank in range(4)}
+    found = cause(seen(stacks=waiting, told=frozenset(waiting), silent_s=23.0), launch)
+    assert (found.status, found.rank, found.world_size) == ("timeout", None, 4)
+    assert found.error.startswith(
+        "ranks 0, 1, 2, 3 lost each other, as when a link is cut: no progress for 23 s"
+    )
+
+
 def test_a_rank_that_was_seen_to_be_gone_is_named_whatever_the_others_were_at(launch):
     """NCCL's ranks wait for it in a collective, where they look as if they hung."""
     others = {rank: stack(rank, "/site/torch/cuda/streams.py:1 in synchronize") for rank in (0, 1, 3)}
