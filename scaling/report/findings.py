@@ -31,7 +31,7 @@ def straggler_line(straggler: results.Straggler) -> str:
     alone = {
         True: "it is slow by itself too",
         False: "alone it is as fast as the others",
-        None: "whether it is slow alone was not measured",
+        None: "whether it is slow alone is not known",
     }[straggler.by_itself]
     phase = _phase(straggler.phase)
     cost, skew = quantity(straggler.cost_ms, "ms"), quantity(straggler.skew_ms, "ms")

@@ -247,7 +247,7 @@ def test_unexplained_is_listed_even_when_unknown(sample):
 
 @pytest.mark.parametrize(
     ("by_itself", "said"),
-    [(True, "slow by itself too"), (False, "alone it is as fast"), (None, "was not measured")],
+    [(True, "slow by itself too"), (False, "alone it is as fast"), (None, "is not known")],
 )
 def test_straggler(sample, by_itself, said):
     straggler = replace(sample.bad().points[1].straggler, by_itself=by_itself)

@@ -16,7 +16,7 @@ import numpy as np
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
 from scaling.analysis.results.verdicts import NOTABLE, named
-from scaling.analysis.statistics.rounds import MS, Formula, Rounds
+from scaling.analysis.statistics.rounds import MS, Formula, Rounds, level_of_each
 from scaling.analysis.verdicts.host_remedies import ALL_READY, HEADROOM, saved
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
@@ -86,6 +86,9 @@ def _slowest(records: TrialRecords, rounds: Rounds) -> dict[str, Any]:
     if means[rank] <= UNEVEN * means.mean():
         return {}
     rounds = rounds.extend({"slowest": each[:, rank], "others": np.delete(each, rank, axis=1).mean(axis=1)})
+    longer = rounds.ratio(lambda m: m["slowest"] / m["others"], level=level_of_each(whole.shape[1]))
+    if longer is None or not longer.surely_above(1):
+        return {}
     return {
         "slowest_rank": rank,
         "slowest_input_ms": rounds.ratio("slowest", scale=MS),

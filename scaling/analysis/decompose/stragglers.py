@@ -178,6 +178,8 @@ def waits(records: TrialRecords) -> dict[str, Floats]:
 
 Ranks = NDArray[np.intp]
 
+ALIKE = 0.1
+"""Alone a rank is as fast as the others if it takes less than this share of its cost longer."""
 FLOOR = 0.01
 """A rank that costs less than this share of the step is not called late."""
 CLEARLY = 1.5
@@ -409,4 +411,7 @@ def _slow_alone(late: Late, records: TrialRecords, typical: set[int], rounds: Ro
     longer = rounds.extend({"alone": mine - others}).measure("alone")
     if longer is None or longer.interval is None:
         return None
-    return longer.surely_above(0) and longer.value > late.cost_ns.value / 2
+    cost_ns = late.cost_ns.value
+    if longer.surely_above(0) and longer.value > cost_ns / 2:
+        return True
+    return False if longer.surely_below(cost_ns / 2) and longer.value < ALIKE * cost_ns else None

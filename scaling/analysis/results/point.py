@@ -66,7 +66,7 @@ class Straggler:
     phase: str
     """step: not known."""
     by_itself: bool | None
-    """Whether the rank is slow in bare_one too, that is, without the others; None where that was not measured."""
+    """Whether the rank is slow in bare_one too, that is, without the others; None where that is not known."""
     cost_ms: Measured
     skew_ms: Measured
     """How much longer the others wait in a step than it does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.untracked_traffic import UNSEEN, of_hidden_waits
 from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
 from scaling.analysis.results.run import CONTENDED
-from scaling.analysis.results.verdicts import NOTABLE, named, undecided
+from scaling.analysis.results.verdicts import named, undecided
 from scaling.analysis.statistics.rounds import Floats, Means
 from scaling.analysis.verdicts.verdict import SCALES_WELL, confidence_of, uncertain
 from scaling.settings.plan import Plan
@@ -96,6 +96,11 @@ def warnings(sizes: Sequence[Size], study: Study) -> Iterator[str]:
     steps = {size.plan.spec.accumulation_steps for size in sizes}
     if len(steps) > 1:
         yield f"micro-steps in a step differ between world sizes: {', '.join(map(str, sorted(steps)))}"
+    if (threads := _threads(sizes)) and len(threads) > 1:
+        yield (
+            f"threads of a rank differ between world sizes ({', '.join(map(str, threads))}), as where torchrun sets "
+            "OMP_NUM_THREADS=1 for several ranks alone: set it for all, or use `scaling launch`"
+        )
     if study.base_world_size > 1:
         yield (
             f"no run at world size 1, so efficiency and speedup are relative to {study.base_world_size} ranks, and the "
@@ -154,14 +159,13 @@ def causes(size: Size, point: Point, base: Size, study: Study, compared: int) ->
     if hidden := of_hidden_waits(size.analysis.verdicts):
         return tuple(hidden)
     well = point.efficiency.surely_above(SCALES_WELL)
-    verdicts = [
-        v for v in size.analysis.verdicts if v.cause not in NO_CAUSE and (well or not _as_at_base(v, point))
-    ]
+    named_here = [v for v in size.analysis.verdicts if v.cause not in NO_CAUSE]
+    doubts = _doubts(size, base, study)
+    verdicts = named_here if well else [g for v in named_here for g in _grown(v, point, doubts, compared)]
     verdicts += _slower(size, point, base, study, compared)
     if verdicts:
         return tuple(sorted(verdicts, key=lambda v: -(v.share.value if v.share else 0.0)))
     if well:
-        doubts = _doubts(size, base, study)
         evidence = (f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}", *doubts)
         return (named("scales_well", point, None, evidence, confidence="low" if doubts else "high"),)
     if any(UNSEEN in v.evidence for v in size.analysis.verdicts):
@@ -178,12 +182,14 @@ def _largest(point: Point) -> tuple[str, ...]:
     return uncertain({name: share for name, share in terms.items() if share and name != "unexplained"})
 
 
-def _as_at_base(verdict: Verdict, point: Point) -> bool:
-    """Whether a phase takes much of the step, but is not shown to take more than at the base: no loss of scaling."""
-    if point.loss is None or verdict.cause not in ("input", "host"):
-        return False
-    grown = getattr(point.loss, verdict.cause)
-    return grown is not None and not (grown.surely_above(0) and grown.value > NOTABLE)
+def _grown(verdict: Verdict, point: Point, doubts: Sequence[str], compared: int) -> Iterator[Verdict]:
+    """The verdict; one on a phase with what that takes more than at the base, or none if that is no loss of scaling."""
+    grown = getattr(point.loss, verdict.cause, None) if verdict.cause in ("input", "host") else None
+    if grown is None:
+        yield verdict
+    elif grown.value > point.overhead.floor and (confidence := confidence_of(grown, compared)):
+        verdict = replace(verdict, share=grown, confidence=confidence)
+        yield verdict.as_hint(*doubts) if doubts else verdict
 
 
 def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -> list[Verdict]:
@@ -209,9 +215,16 @@ def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -
     return [verdict.as_hint(*doubts) if doubts else verdict]
 
 
+def _threads(sizes: Sequence[Size]) -> list[int]:
+    """The threads of a rank where these compute, each number once."""
+    return sorted({s.plan.spec.threads for s in sizes if s.plan.spec.topology.device == "cpu"})
+
+
 def _doubts(size: Size, base: Size, study: Study) -> tuple[str, ...]:
     """Why a difference between launches is only a hint."""
     doubts = [ONE_EACH] if study.covers == "within" else []
+    if len(_threads((base, size))) > 1:
+        doubts.append("a rank has other threads than at the base, so this is a hint, not a finding")
     contended = [str(s.world_size) for s in (base, size) if s.analysis.quality.contended]
     if contended:
         doubts.append(

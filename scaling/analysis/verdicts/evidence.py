@@ -33,7 +33,7 @@ def evidence_of(
                 "no_sync is missing"
             )
         if parts.exposed_transfer is not None and point.step_ms is not None:
-            which, step_ms = _step_of_parts(point)
+            which, step_ms = step_of_parts(point)
             yield f"{which} waits {parts.exposed_transfer.value:.1f} of {step_ms:.1f} ms for data on the link"
         yield from _rate_lines(comm)
     if cause == "communication" and parts.exposed_transfer and arms.probe:
@@ -48,7 +48,7 @@ def evidence_of(
             yield "in a pipeline that is the bubble, too, in which stages wait for the others' microbatches"
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
-        which, step_ms = _step_of_parts(point)
+        which, step_ms = step_of_parts(point)
         within = f" of the {step_ms:.1f} ms of {which}" if which != STEP else ""
         where = "" if late.phase == "step" else f", mostly in {late.phase}"
         yield (
@@ -95,7 +95,7 @@ def evidence_of(
             yield f"a step spends {part.value:.1f} ms in {cause}"
 
 
-def _step_of_parts(point: Point) -> tuple[str, float]:
+def step_of_parts(point: Point) -> tuple[str, float]:
     """The step that the parts are of, in words, and its ms. On a busy machine one with phase stamps may differ."""
     over, stamped, step = point.overhead.probe_over_plain, point.arms_ms.probe, point.step_ms
     if stamped and (step is None or (over and abs(over.value - 1) > ALIKE)):

@@ -71,9 +71,11 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> Iterator[Off
     yield Offer(
         overrides="" if own_loop or not spec.inject.input_ms else "inject.input_ms=0",
         code=f"DataLoader(dataset, num_workers={workers}, persistent_workers=True), or more than now if it has as "
-        f"many: a step waits {waits.value:.3g} of {step.value:.3g} ms",
+        f"many: a step {'spends' if own_loop else 'waits'} {waits.value:.3g} of {step.value:.3g} ms"
+        + " before its forward"
+        * own_loop,
         gain=saved(point.loss.input if point.loss else None),
-        assumes=ALL_READY,
+        assumes=f"{ALL_READY}, and nothing else runs before the forward" if own_loop else ALL_READY,
     )
     if host.cores and ranks * (workers + 1) > host.cores:
         yield Offer(

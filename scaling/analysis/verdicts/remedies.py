@@ -167,7 +167,8 @@ def _lighter_ddp(spec: Spec) -> Iterator[Offer]:
 def _late_rank(rank: int, phase: str) -> Offer:
     device = "its device or host: clocks, other processes, uneven batches (pad or sort by length)"
     where = {
-        "input": "its DataLoader: more workers, faster storage, or a shorter transform there",
+        "input": "what it does before its forward: its DataLoader (more workers, faster storage, a shorter transform), "
+        "or what this rank alone does there",
         "forward": device,
         "backward": device,
         "host": "what only this rank does between steps: logging, checkpoints, validation on rank 0",

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scaling.analysis.decompose.loss import BETWEEN_ARMS
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Verdict
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
 from scaling.analysis.statistics.rounds import beyond, chance, student
-from scaling.analysis.verdicts.evidence import evidence_of
+from scaling.analysis.verdicts.evidence import evidence_of, step_of_parts
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host, or_fuller
 from scaling.analysis.verdicts.remedies import Gain, each_remedy_once, no_gain, remedies
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
@@ -35,6 +35,11 @@ from scaling.settings.schedule import nobody_alone
 NOISE = "no cause stands clear of the noise"
 OPTIMIZER_NOTABLE = 0.1
 """An optimizer that surely takes a larger share of the step is worth changing."""
+BY_TURNS = "ranks late by turns"
+ONE_BATCH = (
+    "the loop's steps are compared with a baseline's, which ran at another time and on one batch for all, so this is a "
+    "hint, not a finding"
+)
 SCALES_WELL = 0.90
 """An efficiency whose whole interval lies above this needs no remedy."""
 
@@ -97,6 +102,14 @@ def _causes_of(
     if point.loss is None or (point.efficiency is not None and point.efficiency.interval is None):
         return (_undecided(point, f"too few rounds for an interval; {_longer(plan)}"),)
     shares = _shares(point.loss)
+    late, step_ms = point.straggler, step_of_parts(point)[1]
+    unnamed = dict(shares)
+    if (
+        late is not None and step_ms and "straggler" in unnamed
+    ):  # the loss has what all ranks cost by turns, too
+        its_own = late.cost_ms / step_ms
+        unnamed[BY_TURNS] = unnamed["straggler"] - its_own
+        shares = _by_size((cause, its_own if cause == "straggler" else share) for cause, share in shares)
     families = sum(trial.world_size > 1 for trial in plan.trials)
     clear = confidences(dict(shares), point, families)
     if point.straggler is None:
@@ -107,9 +120,13 @@ def _causes_of(
             tried, nothing = remedies(cause, point, plan, gain, host)
             evidence = (*evidence_of(cause, point, level, host.ranks_per_device), *nothing)
             verdict = named(cause, point, share, evidence, tried, clear[cause])
-            causes.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
+            if cause == "straggler":
+                verdict = or_fuller(verdict, point)
+            elif cause == "overlap" and plan.kind.followed:
+                verdict = verdict.as_hint(ONE_BATCH)
+            causes.append(verdict)
     if causes:
-        return (_beside_larger(causes[0], point, clear), *causes[1:])
+        return (_beside_larger(causes[0], {c: s for c, s in unnamed.items() if c not in clear}), *causes[1:])
     if point.efficiency is not None and point.efficiency.surely_above(SCALES_WELL):
         efficiency = f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}"
         return (named("scales_well", point, None, (efficiency,), confidence="high"),)
@@ -163,6 +180,11 @@ def _saturating(level: FabricLevel, most_gbit_s: float) -> bool:
 
 
 def _shares(loss: Loss) -> list[tuple[str, Measured]]:
+    shares = ((cause, getattr(loss, cause)) for cause in _CAUSES)
+    return _by_size((cause, share) for cause, share in shares if share is not None)
+
+
+def _by_size(shares: Iterable[tuple[str, Measured]]) -> list[tuple[str, Measured]]:
     """(cause, share), largest first. A difference between arms is ranked by the lower end of its interval.
 
     It therefore comes before a stamped cause only where it is larger beyond its own error. For example, very many
@@ -173,8 +195,7 @@ def _shares(loss: Loss) -> list[tuple[str, Measured]]:
         cause, share = item
         return (share.low or 0.0) if cause in BETWEEN_ARMS else share.value
 
-    shares = [(cause, getattr(loss, cause)) for cause in _CAUSES]
-    return sorted(((c, s) for c, s in shares if s is not None), key=size, reverse=True)
+    return sorted(shares, key=size, reverse=True)
 
 
 def _undecided(point: Point, why: str) -> Verdict:
@@ -191,12 +212,11 @@ def uncertain(shares: Mapping[str, Measured], *, above: float = NOTABLE) -> tupl
     return (f"the largest term, which is not certain, is {name}: {shares[cause].value:.0%} of the step",)
 
 
-def _beside_larger(first: Verdict, point: Point, clear: Collection[str]) -> Verdict:
-    """The first cause; where a larger term than it is not among the clear ones, it says so and is a hint."""
-    if first.share is None or point.loss is None:
+def _beside_larger(first: Verdict, unnamed: Mapping[str, Measured]) -> Verdict:
+    """The first cause; where a term that is not named is larger, it says so and is a hint."""
+    if first.share is None:
         return first
-    others = {cause: share for cause, share in _shares(point.loss) if cause not in clear}
-    more = uncertain(others, above=first.share.value)
+    more = uncertain(unnamed, above=first.share.value)
     return first.as_hint(*more) if more else first
 
 

@@ -1,12 +1,15 @@
 """Who is late, by what it costs."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import polars as pl
 import pytest
 
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
-from scaling.analysis.decompose.stragglers import Light, late_ranks
+from scaling.analysis.decompose.stragglers import Late, Light, _slow_alone, late_ranks
 from scaling.analysis.network.replay import Replay
+from scaling.analysis.results import Measured
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.settings.plan import Trial
 
@@ -59,6 +62,19 @@ def find(
     )
     plain = np.full(rounds, COMPUTE + max(extra_ms) * MS)
     return late_ranks(records, Rounds({"plain": plain}, records.launches), floor, hosts)
+
+
+@pytest.mark.parametrize(
+    ("longer_ms", "noise_ms", "by_itself"),
+    [(18, 1, True), (0, 1, False), (8, 1, None), (15, 40, None), (0, 40, None)],
+)
+def test_whether_a_rank_is_slow_alone_too_is_said_where_that_is_shown(longer_ms, noise_ms, by_itself):
+    noise = noise_ms * MS * np.array([1.0, -1.0, 0.5, -0.5])[:, None]
+    alone = {1: 100 * MS + longer_ms * MS + noise, 0: np.full((4, 1), 100 * MS)}
+    records = SimpleNamespace(arm=lambda _arm, ranks: {"step": alone[min(ranks)][:, 0]})
+    cost = Measured(20 * MS, 19 * MS, 21 * MS, 4)
+    late = Late(ranks=(1,), cost_ns=cost, skew_ns=cost)
+    assert _slow_alone(late, records, {0}, Rounds({}, np.zeros(4, dtype=np.int64))) is by_itself
 
 
 def test_equal_ranks_are_not_late():

@@ -106,7 +106,24 @@ def test_an_input_that_is_as_long_at_the_base_is_no_loss_of_scaling(sizes):
     assert "input" not in {v.cause for v in study([sizes[0], two])[0].verdicts}
     shares = {**two.shares, "input": two.shares["input"] + 0.2, "compute": two.shares["compute"] - 0.2}
     grown = dataclasses.replace(two, shares=shares)
-    assert "input" in {v.cause for v in study([sizes[0], grown])[0].verdicts}
+    (told,) = (v for v in study([sizes[0], grown])[0].verdicts if v.cause == "input")
+    assert (told.confidence, told.evidence[-1]) == ("low", ONE_EACH)
+    assert told.share.value == pytest.approx(0.2, abs=0.03)  # and not the whole phase
+    (told,) = (
+        v
+        for v in study([launched(s, 1.0, 1.001) for s in (sizes[0], grown)])[0].verdicts
+        if v.cause == "input"
+    )
+    assert told.confidence != "low"
+
+
+def test_other_threads_than_at_the_base_are_said_and_make_a_hint(sizes):
+    spec = dataclasses.replace(sizes[0].plan.spec, threads=8)
+    base = dataclasses.replace(sizes[0], plan=dataclasses.replace(sizes[0].plan, spec=spec))
+    analysis, _ = study([launched(size, 1.0, 1.001) for size in (base, sizes[1])])
+    assert any("threads of a rank differ between world sizes (1, 8)" in w for w in analysis.quality.warnings)
+    (slower,) = (v for v in analysis.verdicts if v.cause == "slower_compute")
+    assert (slower.confidence, "other threads" in slower.evidence[-1]) == ("low", True)
 
 
 def test_steps_with_a_forward_that_was_not_seen_are_undecided_for_that(sizes):

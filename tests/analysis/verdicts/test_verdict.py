@@ -21,7 +21,7 @@ from scaling.analysis.results import (
 from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.verdict import verdicts
-from scaling.settings.plan import DETAILS, Content
+from scaling.settings.plan import DETAILS, OWN_LOOP, Content
 
 
 def about(value, half=0.005):
@@ -144,6 +144,25 @@ def test_beside_a_larger_term_that_is_not_certain_a_cause_is_a_hint(plan):
     (found,) = verdicts(nobody_late, plan)
     assert (found.cause, found.confidence) == ("link_bandwidth", "low")
     assert found.evidence[-1] == "the largest term, which is not certain, is straggler: 20% of the step"
+
+
+@pytest.mark.parametrize(("cost_ms", "named"), [(2.5, []), (12.0, [("straggler", 0.12)])])
+def test_a_straggler_saves_what_that_rank_costs_and_not_what_all_cost_by_turns(plan, cost_ms, named):
+    late = Straggler(rank=2, phase="forward", by_itself=None, cost_ms=about(cost_ms), skew_ms=about(28.0))
+    told = verdicts(point({"straggler": 0.25}, straggler=late), plan)
+    assert [(v.cause, v.share.value) for v in told if v.share] == [(c, pytest.approx(s)) for c, s in named]
+    if named:
+        assert told[0].confidence == "low"
+        assert (
+            told[0].evidence[-1]
+            == "the largest term, which is not certain, is ranks late by turns: 13% of the step"
+        )
+
+
+def test_compute_beside_communication_is_a_hint_where_a_baseline_s_batch_stands_for_all(plan):
+    (told,) = verdicts(point({"overlap": 0.2}), replace(plan, source=OWN_LOOP))
+    assert (told.cause, told.confidence) == ("overlap", "low")
+    assert "on one batch for all" in told.evidence[-1]
 
 
 def test_the_largest_term_is_named_where_nothing_is_proven(plan):
@@ -453,6 +472,9 @@ def test_a_wait_for_input_has_workers_to_try_and_says_what_the_gain_assumes(plan
     assert "num_workers=1, persistent_workers=True" in remedy.code  # 1.25 x 25 of the other 75 ms
     assert remedy.predicted_gain.value == pytest.approx(1 / 0.75)
     assert remedy.assumes == "if every batch is ready when its step begins"
+    loop = verdicts(point(waits, parts_ms=StepParts(input=about(25.0))), replace(plan, source=OWN_LOOP))
+    assert "a step spends 25 of 100 ms before its forward" in tried(loop, "input")[0].code
+    assert tried(loop, "input")[0].assumes.endswith("and nothing else runs before the forward")
     on_device = with_spec(plan, topology=replace(plan.spec.topology, device="cuda"))
     found = verdicts(point(waits, parts_ms=StepParts(input=about(25.0))), on_device, host=HOST)
     assert "pin_memory=True" in tried(found, "input")[1].code
