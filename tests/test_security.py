@@ -249,14 +249,19 @@ def test_a_file_that_is_a_link_into_anothers_folder_is_not_acted_on(run, tmp_pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_no_table_is_written_below_another_users_folder(run, capsys):
-    """Its owner could move the folder of tables meanwhile, and put links in the place of the files."""
+def test_nothing_is_written_below_another_users_folder(run, capsys):
+    """Its owner could move a folder there meanwhile, and put links in the place of the files."""
     for table in run.path.glob("*.parquet"):
         shutil.rmtree(table)
+    run.analysis.unlink()
     os.chown(run.path, 12345, 12345)
-    assert main(["analyze", str(run.path)]) == 0, capsys.readouterr().err
-    assert run.report_html.is_file()
-    assert not list(run.path.glob("*.parquet"))
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    for verb in ("analyze", "report"):
+        assert main([verb, str(run.path)]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("answer") == 2
+    assert "is not yours, or cannot be written to, so nothing is written there: copy it for a page" in err
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
 
 
 def test_a_file_of_any_length_is_not_copied_into_a_baseline(run, tmp_path):

@@ -103,7 +103,8 @@ def print_report(folder: RunFolder, analysis: Analysis, plan: Plan, *, verbose: 
     from scaling.report.documents.run import document  # noqa: PLC0415
     from scaling.report.terminal import draw  # noqa: PLC0415
 
-    report = document(analysis, plan, report_path=folder.report_html)
+    page = folder.report_html if folder.report_html.is_file() else None
+    report = document(analysis, plan, report_path=page)
     draw(Console(), report, verbose=verbose or plan.spec.kind.by_cases)
 
 

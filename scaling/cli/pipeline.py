@@ -10,7 +10,7 @@ from scaling.analysis.invariants import within
 from scaling.analysis.results import SCHEMA, Analysis
 from scaling.analysis.run import Rebuilt, derive
 from scaling.records.files import read_json, write_json
-from scaling.records.paths import RunFolder, find_run
+from scaling.records.paths import RunFolder, find_run, is_own
 from scaling.records.tables import publish_tables
 from scaling.report.documents.run import publish
 
@@ -24,12 +24,15 @@ def read_analysis(folder: RunFolder) -> Analysis:
 
 
 def rebuild(folder: RunFolder) -> Rebuilt:
-    """Read a run's records and write everything derived from them. ScalingError when no block was measured."""
+    """Read a run's records and write everything derived from them. ScalingError when no block was measured.
+
+    Nothing is written into another user's folder, or one that cannot be written to.
+    """
     rebuilt, tables, launches, records = derive(folder)
     del records  # a large run's trials, which nothing needs any more
-    publish_tables(folder, tables)
-    write_json(folder.analysis, rebuilt.analysis)
-    publish(
-        folder, rebuilt.analysis, rebuilt.plan, rebuilt.timelines, rebuilt.histories, machines(launches.facts)
-    )
+    if is_own(folder):
+        publish_tables(folder, tables)
+        write_json(folder.analysis, rebuilt.analysis)
+        facts = machines(launches.facts)
+        publish(folder, rebuilt.analysis, rebuilt.plan, rebuilt.timelines, rebuilt.histories, facts)
     return rebuilt

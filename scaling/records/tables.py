@@ -369,9 +369,9 @@ def publish_tables(folder: RunFolder, tables: Tables) -> None:
     """Move the files of the tables into the run's folder, table by table; OSError where that fails.
 
     A table that has no rows, such as `fabric` without a size sweep, becomes one empty file. The tables are not to be
-    used any more. Another user's folder gets none, as in `scratch_folder`.
+    used any more.
     """
-    for name in PUBLISHED if is_own(folder) else ():
+    for name in PUBLISHED:
         target = folder.table(name)
         unfinished = target.with_name(f".{target.name}.part")
         _remove(unfinished)

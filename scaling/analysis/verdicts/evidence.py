@@ -11,6 +11,8 @@ from scaling.settings.parallel import PIPELINED
 from scaling.units import format_bytes, two_digits
 
 STEP = "a step"
+FULL = 0.9
+"""A link that carries more than this share of its nominal rate is kept busy by bytes."""
 ALIKE = 0.02
 """Steps with and without phase stamps that differ by less than this share are not told apart."""
 
@@ -36,6 +38,11 @@ def evidence_of(
             which, step_ms = step_of_parts(point)
             yield f"{which} waits {parts.exposed_transfer.value:.1f} of {step_ms:.1f} ms for data on the link"
         yield from _rate_lines(comm)
+        if with_latency(point):
+            yield (
+                f"the step sends {len(comm.buckets)} buckets, and what of the wait is latency is not known: no sizes "
+                "were swept"
+            )
     if cause == "communication" and parts.exposed_transfer and arms.probe:
         yield (
             f"every rank waits {parts.exposed_transfer.value:.1f} ms for communication, of the "
@@ -93,6 +100,14 @@ def evidence_of(
         part = getattr(parts, cause)
         if part is not None:
             yield f"a step spends {part.value:.1f} ms in {cause}"
+
+
+def with_latency(point: Point) -> bool:
+    """Whether `link_bandwidth` may hold latency: several buckets, no sweep of sizes, and a link that is not full."""
+    comm = point.comm
+    if comm is None or point.loss is None or point.loss.link_latency is not None or len(comm.buckets) < 2:
+        return False
+    return comm.nominal_share is None or comm.nominal_share.value < FULL
 
 
 def step_of_parts(point: Point) -> tuple[str, float]:

@@ -17,6 +17,7 @@ from scaling.analysis.predict.change import Change
 from scaling.analysis.results import SCHEMA, Measured, Point, Remedy, Verdict, Verification
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.analysis.verdicts import host_remedies
+from scaling.analysis.verdicts.evidence import with_latency
 from scaling.analysis.verdicts.host_remedies import (
     FEWER_UPDATES,
     UNKNOWN,
@@ -59,7 +60,8 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if cause == "communication":
         return once or (less_often,)
     if cause == "link_bandwidth":
-        return once or (less_often, *_narrower_wire(spec))
+        unsplit = [_larger_buckets(spec)] if with_latency(point) else []
+        return once or (less_often, *_narrower_wire(spec), *unsplit)
     if cause == "link_latency":
         return (*(once or (_larger_buckets(spec),)), less_often)
     if cause == "strategy_overhead":

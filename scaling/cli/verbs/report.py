@@ -6,10 +6,10 @@ import webbrowser
 from pathlib import Path
 
 from scaling.cli.measuring import print_report
-from scaling.cli.output import print_json, say
+from scaling.cli.output import print_json, say, warn
 from scaling.cli.pipeline import read_analysis, rebuild
 from scaling.cli.verbs.arguments import parse
-from scaling.records.paths import RunFolder, find_run, named
+from scaling.records.paths import RunFolder, find_run, is_own, named
 from scaling.records.run import read_plan
 
 
@@ -57,6 +57,10 @@ def analyze(arguments: list[str]) -> int:
     paths, given = parse("analyze", arguments)
     folder = find_run(paths[0])
     rebuilt = rebuild(folder)
+    if not is_own(folder):
+        warn(
+            f"{folder.path}: is not yours, or cannot be written to, so nothing is written there: copy it for a page"
+        )
     if given.json:
         print_json(rebuilt.analysis)
     else:

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
-from support.results import comm
+from support.results import bucket, comm
 
 from scaling.analysis.results import (
     ArmTimes,
@@ -216,6 +216,16 @@ def test_more_than_the_link_can_carry_has_its_reason_beside_it(plan):
     carried = comm(268 * 2**10, busbw_gbit_s=about(0.0524), nominal_share=about(1.1, 0.03))
     (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=carried), plan)
     assert "110% of what the link can carry: a shaped link passes a burst at once" in found.evidence[-1]
+
+
+def test_where_no_sizes_were_swept_several_buckets_may_wait_for_latency(plan):
+    several = comm(2**20, buckets=(bucket(2**19),) * 2)
+    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=several), plan)
+    assert "what of the wait is latency is not known" in found.evidence[-1]
+    assert "ddp.bucket_cap_mb=100" in [remedy.overrides for remedy in found.try_]
+    (split, _) = verdicts(point({"link_bandwidth": 0.3, "link_latency": 0.05}, comm=several), plan)
+    assert "latency is not known" not in str(split.evidence)
+    assert "ddp.bucket_cap_mb=100" not in [remedy.overrides for remedy in split.try_]
 
 
 @pytest.mark.parametrize(
