@@ -69,7 +69,7 @@ def test_ones_own_model(measured, tmp_path, point_of, monkeypatch):
     assert not (run / "launches/0/torchrun").exists()
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scaling, tmp_path, analysis_of):
     """Two programs keep both cores busy; the model is all compute, so no cause there is would be true."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
