@@ -209,7 +209,7 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], R]) -> tuple
         for launch in launches:
             # After an error other processes may still write there; what is left goes with `scratch`.
             with TemporaryDirectory(dir=path, ignore_cleanup_errors=True) as copies:
-                # Another user's run leaves its copy to the system's temporary folder, which may be memory.
+                # Another user's run would have its copy in the system's temporary folder, which may be memory.
                 read = read_ranks(launch, plan, Path(copies) if is_own(folder) else None, processes)
                 for part, more, looked in _read_steps(launch.index, read, path, look, processes):
                     parts.append(part)

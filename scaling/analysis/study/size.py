@@ -96,7 +96,7 @@ def warnings(sizes: Sequence[Size], study: Study) -> Iterator[str]:
     steps = {size.plan.spec.accumulation_steps for size in sizes}
     if len(steps) > 1:
         yield f"micro-steps in a step differ between world sizes: {', '.join(map(str, sorted(steps)))}"
-    if (threads := _threads(sizes)) and len(threads) > 1:
+    if len(threads := _threads(sizes)) > 1:
         yield (
             f"threads of a rank differ between world sizes ({', '.join(map(str, threads))}), as where torchrun sets "
             "OMP_NUM_THREADS=1 for several ranks alone: set it for all, or use `scaling launch`"

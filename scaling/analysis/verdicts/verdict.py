@@ -104,9 +104,8 @@ def _causes_of(
     shares = _shares(point.loss)
     late, step_ms = point.straggler, step_of_parts(point)[1]
     unnamed = dict(shares)
-    if (
-        late is not None and step_ms and "straggler" in unnamed
-    ):  # the loss has what all ranks cost by turns, too
+    if late is not None and step_ms and "straggler" in unnamed:
+        # The loss has what all ranks cost that are late by turns, too.
         its_own = late.cost_ms / step_ms
         unnamed[BY_TURNS] = unnamed["straggler"] - its_own
         shares = _by_size((cause, its_own if cause == "straggler" else share) for cause, share in shares)
