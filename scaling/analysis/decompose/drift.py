@@ -74,9 +74,7 @@ def drifts(records: TrialRecords, tables: Tables, plan: Plan) -> tuple[Drift, ..
                 {name: _more(ns[whole][first:last, ranks], split) * more.value for name, ns in grids.items()}
                 for grids in ({name: every[name] for name in OWN_PHASES}, named_ns)
             )
-            phase = most_grown(grown, named)
-            if records.beside.unseen_forwards and phase in ("input", "host"):
-                phase = "step"  # another model's forward counts as one of these
+            phase = most_grown(grown, named, mixed=records.beside.unseen_forwards)
         listed.append(
             Drift(
                 ranks=tuple(ranks),

@@ -382,12 +382,9 @@ def describe(
     for name, light in records.named.items():
         own_ns = np.mean([steps.mean(axis=0) for steps in light.own_ns.values()], axis=0)
         more[name] = float(own_ns[late.ranks[0]] - own_ns[sorted(typical)].mean())
-    phase = most_grown(excess, more)
-    if records.beside.unseen_forwards and phase in ("input", "host"):
-        phase = "step"  # another model's forward counts as one of these
     return Straggler(
         rank=late.ranks[0],
-        phase=phase,
+        phase=most_grown(excess, more, mixed=records.beside.unseen_forwards),
         by_itself=_slow_alone(late, records, typical, rounds),
         host=late.host,
         cost_ms=late.cost_ns * MS,
@@ -395,14 +392,17 @@ def describe(
     )
 
 
-def most_grown(more: Mapping[str, float], more_named: Mapping[str, float]) -> str:
+def most_grown(more: Mapping[str, float], more_named: Mapping[str, float], *, mixed: bool) -> str:
     """The phase that takes most longer; one that the loop names, if it takes more than half as much as that.
 
-    Named ones are part of `host`, or of the others and then named in their place.
+    Named ones are part of `host`, or of the others and then named in their place. `mixed`: another model's forward
+    counts as `input` or `host`, so neither is told; `step` is.
     """
     phases = {**more, "host": more["host"] - sum(more_named.values())}
     near = {name: ns for name, ns in more_named.items() if ns > max(phases.values()) / 2} or phases
     phase = max(near, key=lambda name: near[name])
+    if mixed and phase in ("input", "host"):
+        return "step"
     return "backward" if phase == "compute" else phase
 
 
