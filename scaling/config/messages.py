@@ -72,6 +72,7 @@ def _message(error: Exception) -> str:
                 beside = [str(name) for name in cause.parent_node]
             value = cause.value
             text = str(cause).strip() if len(str(cause)) > 5 else text
+            break  # with OC_CAUSE=1, or in a debugger, it has causes of OmegaConf's own, which may be a circle
         cause = cause.__cause__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, OverrideParseException):

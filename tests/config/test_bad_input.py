@@ -235,6 +235,14 @@ def test_one_line_and_exit_2(arguments, said, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_wrong_value_is_one_line_where_causes_are_shown_in_full(tmp_path, monkeypatch, capsys):
+    """As with OC_CAUSE=1, in a debugger an exception of OmegaConf is its own cause's cause."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OC_CAUSE", "1")
+    refused(capsys, ["run", "seed=abc"], "seed=abc: a whole number is expected")
+    refused(capsys, ["run", "world_sizes=[two]"], "a whole number is expected")
+
+
 def test_emulated_hosts_where_nothing_can_make_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
