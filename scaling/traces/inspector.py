@@ -217,13 +217,14 @@ class _Inspected:
             busbw_gbit_s=busbw,
             late_rank=late,
             late_share=None if late is None else often / len(whole),
-            curve_share=self._of_curve(kind, comm.ranks, nbytes, transfer.value),
+            curve_share=self._of_curve(kind, comm, nbytes, transfer.value),
         )
 
-    def _of_curve(self, kind: str, ranks: int, nbytes: int, us: float) -> float | None:
+    def _of_curve(self, kind: str, comm: Communicator, nbytes: int, us: float) -> float | None:
         """The log's time as a share of `us`, between the sizes of the log; None where it has no such table."""
         for table in self.curve:
-            timed = table.timed() if (table.collective, table.world_size) == (kind, ranks) else []
+            alike = (table.collective, table.world_size) == (kind, comm.ranks)
+            timed = table.timed() if alike and table.hosts in (None, comm.nodes) else []
             if timed and timed[0].bytes <= nbytes <= timed[-1].bytes:
                 times = np.array([[t.time for t in timed]])
                 return float(Points(sizes=tuple(t.bytes for t in timed), times=times).at(nbytes)[0]) / us

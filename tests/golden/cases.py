@@ -109,12 +109,13 @@ def _shared(name: str) -> Callable[[Path], Path]:
 
 
 def _trace(folder: Path) -> Path:
-    """Two ranks, five steps of 100 us; rank 1 comes 10 us late to an all-reduce that is partly hidden."""
+    """Two ranks, five whole steps of 100 us; rank 1 comes 10 us late to an all-reduce that is partly hidden."""
     for rank in range(2):
         trace, late = Trace(rank), 10 * rank
-        for step in range(5):
+        for step in range(6):
             begin = 1000 + 100 * step
             trace.step(step, begin - 5, 99)
+            trace.add("cpu_op", "aten::mm", begin - 4, 2)
             trace.kernel("gemm", begin, 40 + late, launched=begin - 4)
             trace.all_reduce(begin + 30 + late, 40 - late, launched=begin + 20)
         trace.write(folder / "trace" / f"rank-{rank}.json.gz")

@@ -88,7 +88,7 @@ def analysed(capsys):
 
 @pytest.fixture
 def job(trace, tmp_path):
-    """Two ranks, five steps of 100 us each: 40 compute, an all-reduce, 20 nothing. Rank 1 comes 10 us late to it.
+    """Two ranks, five whole steps of 100 us: 40 compute, an all-reduce, 20 nothing. Rank 1 comes 10 us late to it.
 
     Rank 0's all-reduce lasts 40 us from 40 us on, of which it waits 10; rank 1's lasts 30 us, and begins after
     10 us of more compute.
@@ -98,9 +98,10 @@ def job(trace, tmp_path):
         for rank in ranks:
             made = trace(rank)
             late = 10 * rank
-            for k in range(5):
+            for k in range(6):
                 at = 1000 + 100 * k
                 made.step(k, at - 5, 99)
+                made.add("cpu_op", "aten::mm", at - 4, 2)
                 made.kernel("gemm", at, 40 + late, launched=at - 4)
                 made.all_reduce(at + 40 + late, 40 - late, launched=at + 30)
             made.write(tmp_path / folder / f"rank-{rank}.json.gz")

@@ -199,11 +199,25 @@ def _rows(line: str, before: list[Row], per_iteration: bool) -> tuple[list[Row],
                 algbw_gb_s=algbw,
                 busbw_gb_s=busbw,
                 rounded_gb_s=_half_digit(values[2]),
-                # The older `error` column is the largest deviation of a value, a small fraction where all is well.
-                wrong=None if error is None else int(error) if error.is_integer() else int(error > 1e-3),
+                wrong=None if error is None else _wrong(error, dtype),
             )
         )
     return rows, cut
+
+
+def _wrong(error: float, dtype: str) -> int | None:
+    """Wrong values. Of the older `error` column, the largest deviation: 1 above its bound, None if that is not known.
+
+    The bound is that of nccl-tests before 2.13 (common.cu): 1e-2, 1e-5 or 1e-12 by the element's size, times the ranks
+    less 1, which a row does not have.
+    """
+    if error.is_integer():
+        return int(error)
+    least = {2: 1e-2, 4: 1e-5, 8: 1e-12}.get(element_bytes(dtype) or 4, 1e-5)
+    return 0 if error <= least else 1 if error > least * RANKS_MAX else None
+
+
+RANKS_MAX = 2**14
 
 
 def _half_digit(word: str) -> float:

@@ -14,8 +14,9 @@ collective over or wait for it; M are the backend's own events, where they last 
 (`gloo:*`; NCCL's end once it is enqueued); gaps are `host`. A last step without any work is left out.
 
 Windows: a step begins on the device with the first event that was launched in it, and ends where the next
-begins; the last ends with the last event launched in it. So the windows follow the device, which lags behind
-the host, and add up to the time between the first event and the last.
+begins. So the windows follow the device, which lags behind the host, and each ends with the wait for the next
+step's first event. After the last step nothing ends such a wait, so where there are several, it is left out; a
+single one ends with its last event.
 
 Communication by kind of collective and process group: all-gather, reduce-scatter and all-reduce of sharded training.
 
@@ -123,7 +124,7 @@ class Parts:
     labels: tuple[str, ...]
     borders: Ints
     columns: dict[str, Ints]
-    """window, compute, forward, backward, optimizer, exposed, hidden, copies, input, host, launch, idle."""
+    """window, compute, exposed, hidden, copies, input, host, launch, idle; forward, backward, optimizer if known."""
     compute: Spans
     exposed: Spans
     kinds: Kinds
@@ -185,7 +186,7 @@ def _device(trace: Trace) -> Parts:
         exposed=exposed,
         kinds=by_kind(*communicated, compute, borders),
         collectives=_collectives(*communicated, borders),
-        stretched=_stretched(trace, kind, sending),
+        stretched=_stretched(trace, kind, sending, borders),
         guessed=guessed,
         unknown=Counter(trace.names[gpu.name[i]] for i in rows if sent[i].collective == signs.UNKNOWN),
     )
@@ -282,7 +283,9 @@ def _windows(
     events = np.flatnonzero(work & (step >= 0))
     present, first = np.unique(step[events], return_index=True)
     begins = np.maximum.accumulate(gpu.begin[events[first]])
-    return np.append(begins, gpu.end[events].max()), tuple(steps[k][0] for k in present)
+    if len(present) == 1:
+        return np.append(begins, gpu.end[events].max()), (steps[present[0]][0],)
+    return begins, tuple(steps[k][0] for k in present[:-1])
 
 
 def _gaps(gaps: Spans, begin: Ints, launch: Ints) -> tuple[Spans, Spans]:
@@ -302,8 +305,13 @@ def _role(host: HostEvents, role: int) -> Spans:
 
 
 def _phases(trace: Trace, launch: Ints, thread: Ints, kind: Ints, borders: Ints) -> dict[str, Ints]:
-    """Compute by the phase that launched it. Where phases overlap, the first of PHASES gets the instant."""
+    """Compute by the phase that launched it; empty without operators, whose phases are not known.
+
+    Where phases overlap, the first of PHASES gets the instant.
+    """
     host, gpu = trace.host, trace.gpu
+    if not host.plain.any():
+        return {}
     phase = np.full(len(kind), signs.FORWARD)
     for role in (signs.BACKWARD, signs.OPTIMIZER):
         mine = host.role == role
@@ -319,10 +327,12 @@ def _phases(trace: Trace, launch: Ints, thread: Ints, kind: Ints, borders: Ints)
     return columns
 
 
-def _stretched(trace: Trace, kind: Ints, sending: Spans) -> dict[tuple[str, int], tuple[int, int, int, int]]:
+def _stretched(
+    trace: Trace, kind: Ints, sending: Spans, borders: Ints
+) -> dict[tuple[str, int], tuple[int, int, int, int]]:
     """Durations of each compute kernel alone and beside communication (at least half of it)."""
     gpu = trace.gpu
-    mine = np.flatnonzero(kind == signs.COMPUTE)
+    mine = np.flatnonzero((kind == signs.COMPUTE) & (gpu.begin >= borders[0]) & (gpu.begin <= borders[-1]))
     if not len(mine) or not len(sending):
         return {}
     length = gpu.end[mine] - gpu.begin[mine]

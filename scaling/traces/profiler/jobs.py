@@ -106,6 +106,12 @@ def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
             f"INCOMPLETE: {ranks_text(unseen)}: {UNSEEN}, so only launches were seen; profile with "
             "ProfilerActivity.CUDA too"
         )
+    unphased = [r for r, f in ranks.items() if "forward" not in f.parts.columns]
+    if unphased:
+        yield (
+            f"{ranks_text(unphased)}: no operators of the host, so compute is not divided into forward, backward and "
+            "optimizer; profile with ProfilerActivity.CPU too"
+        )
     if any(f.parts.labels == ("whole trace",) for f in ranks.values()):
         yield "no ProfilerStep in the traces: each counts as one step, profiler.step() marks them"
     elif all(len(f.parts.labels) == 1 for f in ranks.values()):
@@ -166,7 +172,9 @@ def table(job: TracedRanks, matched: Matched) -> Table:
     ranks = tuple(job.ranks)
     shared = shared_steps([file.parts.labels for file in job.ranks.values()])
     columns: dict[str, list[Floats]] = defaultdict(list)
-    released = np.concatenate([matched.released[r] for r in ranks])
+    # What begins behind the last window belongs to none.
+    inside = {r: file.parts.collectives.step < len(file.parts.labels) for r, file in job.ranks.items()}
+    released = np.concatenate([matched.released[r][inside[r]] for r in ranks])
     whole = len(released) > 0 and bool(np.isfinite(released).all())
     least = min(len(file.parts.labels) for file in job.ranks.values())
     for rank, file in job.ranks.items():
@@ -180,7 +188,8 @@ def table(job: TracedRanks, matched: Matched) -> Table:
             )
         for name, values in columns_of_rank.items():
             columns[name].append(values[at] / 1e6)
-    return Table(ranks=ranks, columns={name: np.stack(rows) for name, rows in columns.items()})
+    whole_columns = {name: np.stack(rows) for name, rows in columns.items() if len(rows) == len(ranks)}
+    return Table(ranks=ranks, columns=whole_columns)
 
 
 RANKS_MAX = 16

@@ -102,6 +102,9 @@ def match(
     order = {label: k for k, label in enumerate(shared_steps(labels.values()))}
     for (group, listed_ranks, label), members in rows.items():
         expected = listed_ranks or _members(members, ranks, world_size)
+        if expected is None:
+            reasons["the members of their group are not known"] += max(map(len, members.values()))
+            continue
         absent = [r for r in expected if r not in members]
         many = max(map(len, members.values()))
         if absent:
@@ -150,11 +153,13 @@ def _listed(
 
 def _members(
     members: Mapping[int, list[int]], ranks: Mapping[int, Collectives], world_size: int
-) -> tuple[int, ...]:
-    """Members of a group that no trace lists: the ranks that use it where the size agrees, else all ranks."""
+) -> tuple[int, ...] | None:
+    """Members of a group that no trace lists: its users, if so many, or all ranks; None for another number of ranks."""
     rank, rows = next(iter(members.items()))
     size = ranks[rank].sent[rows[0]].group_size
-    return tuple(sorted(members)) if size == len(members) else tuple(range(world_size))
+    if size == len(members):
+        return tuple(sorted(members))
+    return tuple(range(world_size)) if size in (None, world_size) else None
 
 
 def _lined_up(

@@ -84,9 +84,11 @@ def _causes(point: Point, traced: Traced, step: Measured, *, no_workers: bool) -
         share = small / whole if whole else 0.0
         waits = f"{moved.value:.3g} of {step.value:.3g} ms wait for data on the link"
         below = f"{share:.0%} of the transfer is in messages below 256 KiB"
-        code = "DistributedDataParallel(model, bucket_cap_mb=100)"
+        # Both remedies are DDP's: sharded training has all-gathers, too.
+        reduced = bool(sized) and all(c.collective == "all_reduce" for c in sized)
+        code = "DistributedDataParallel(model, bucket_cap_mb=100)" if reduced else ""
         add("link_latency", moved * share, waits, below, overrides="ddp.bucket_cap_mb=100", code=code)
-        code = "reduce gradients every other batch: `with ddp.no_sync():` around the others"
+        code = code and "reduce gradients every other batch: `with ddp.no_sync():` around the others"
         add("link_bandwidth", moved * (1 - share), waits, below, overrides="accumulation_steps=2", code=code)
     elif point.world_size > 1 and traced.ranks:
         exposed = mean_of([r.exposed_ms for r in traced.ranks])
@@ -205,6 +207,11 @@ def analyse(
     points = tuple(_point(*parts, base, batch) for parts in each)
     plan = _plan(worlds, batch, name, files)
     warnings = [*notes, PROFILED]
+    if batch is None and any(p.efficiency for p in points):
+        warnings.append(
+            "the traces do not hold the samples of a step: efficiency and speedup hold if a rank's batch is the same "
+            "at every world size"
+        )
     for job, matched, _ in each:
         if job.missing:
             warnings.append(

@@ -211,7 +211,10 @@ def _phase(table: Table, rank: int) -> str:
     """The part of the step in which a rank takes longer than the others by most."""
     at = table.ranks.index(rank)
     others = [i for i in range(len(table.ranks)) if i != at]
-    groups: dict[str, tuple[str, ...]] = {n: (n,) for n in ("input", "forward", "backward", "optimizer")}
+    named = ("input", "forward", "backward", "optimizer")
+    groups: dict[str, tuple[str, ...]] = {n: (n,) for n in named if n in table.columns}
+    if "forward" not in groups:
+        groups["compute"] = ("compute",)
     groups["host"] = ("host", "launch", "idle", "copies")
     excess = {
         phase: sum(float(table.columns[n][at].mean()) for n in names)

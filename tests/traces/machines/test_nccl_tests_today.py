@@ -240,3 +240,20 @@ def test_what_a_launcher_a_terminal_or_a_page_puts_around_figures(change):
     plain = table("   float     sum      -1", 14 / 8)
     changed = "\n".join(line if "#" in line else change(line) for line in plain.splitlines())
     assert parse_log(changed, "x.log")[0].rows == parse_log(plain, "x.log")[0].rows
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "wrong"),
+    [
+        ("half", "2e-03", 0),
+        ("float", "1e-07", 0),
+        ("float", "5e-04", None),  # 50 ranks or fewer
+        ("float", "5e-01", 1),
+        ("double", "1e-07", 1),
+    ],
+)
+def test_the_older_error_column_is_judged_by_its_type(dtype, error, wrong):
+    size = {"half": 2, "float": 4, "double": 8}[dtype]
+    row = f"1048576 {1048576 // size} {dtype} sum 100.0 10.49 15.73 {error} 100.0 10.49 15.73 {error}"
+    (table,) = parse_log(f"# Collective test starting: all_reduce_perf\n{row}\n", "x.log")
+    assert [r.wrong for r in table.rows] == [wrong, wrong]

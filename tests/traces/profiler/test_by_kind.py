@@ -103,7 +103,7 @@ def test_kinds_by_group_equal_an_independent_computation(trace, tmp_path, analys
         parts = [
             walked(of[key], of["compute"], *of["borders"][k : k + 2])
             for of in truth.values()
-            for k in range(3)
+            for k in range(2)  # the last window has no end
         ]
         busy, bare = (sum(column) / len(parts) / 1e3 for column in zip(*parts, strict=True))
         assert row["busy_ms"]["value"] == pytest.approx(busy, abs=1e-9)
@@ -113,7 +113,7 @@ def test_kinds_by_group_equal_an_independent_computation(trace, tmp_path, analys
     every = [
         walked([s for key in found for s in of[key]], of["compute"], *of["borders"][k : k + 2])[1]
         for of in truth.values()
-        for k in range(3)
+        for k in range(2)
     ]
     exposed = sum(r["exposed_ms"]["value"] for r in job["ranks"]) / 4
     assert exposed == pytest.approx(sum(every) / len(every) / 1e3, abs=1e-9)
@@ -164,10 +164,8 @@ def test_copies_that_carry_a_collective_are_communication(trace, tmp_path, analy
     # on the stream that computes: a copy
     assert job["ranks"][0]["copies_ms"]["value"] == pytest.approx(0.005)
     matched = next(c for c in job["collectives"] if c["collective"] == "all_gather")
-    assert (matched["count"], matched["time_us"]["value"]) == (
-        3,
-        35,
-    )  # from the first copy's begin to the last's end
+    # From the first copy's begin to the last's end, in two whole steps.
+    assert (matched["count"], matched["time_us"]["value"]) == (2, 35)
 
 
 def test_copies_on_a_communicators_stream_without_a_call_are_named(trace, tmp_path, analysed):

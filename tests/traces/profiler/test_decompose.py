@@ -52,9 +52,24 @@ def test_steps_begin_on_the_device_and_share_its_time_out(parts):
             t.kernel("gemm", 100 * k + 50, 80, launched=100 * k + 1)
 
     found = parts(fill)
-    assert found.labels == ("ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2")
-    assert us(found, "window") == [100, 100, 80]
-    assert us(found, "compute") == [80, 80, 80]
+    assert found.labels == ("ProfilerStep#0", "ProfilerStep#1")  # nothing ends the last one's wait for data
+    assert us(found, "window") == [100, 100]
+    assert us(found, "compute") == [80, 80]
+
+
+def test_every_step_has_the_wait_for_its_next_batch(parts):
+    """Three steps of 50 us of data and 100 of compute: a third of each is input."""
+
+    def fill(t):
+        for k in range(3):
+            t.step(k, 150 * k, 149)
+            loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            t.add("user_annotation", loader, 150 * k, 50)
+            t.kernel("gemm", 150 * k + 50, 100, launched=150 * k + 50)
+
+    found = parts(fill)
+    assert us(found, "window") == [150, 150]
+    assert us(found, "input") == [50, 50]
 
 
 def test_fractions_of_a_microsecond_are_kept(parts):
@@ -75,6 +90,12 @@ def test_phases_are_told_by_what_launched_a_kernel(parts):
 
     found = parts(fill)
     assert (us(found, "forward"), us(found, "backward"), us(found, "optimizer")) == ([6], [7], [9])
+
+
+def test_without_operators_of_the_host_phases_are_not_known(parts):
+    found = parts(lambda t: t.step(1, 0, 100).kernel("gemm", 10, 5, launched=1))
+    assert us(found, "compute") == [5]
+    assert not {"forward", "backward", "optimizer"} & set(found.columns)
 
 
 def test_a_gap_in_which_the_host_waits_for_data_is_input(parts):
@@ -239,3 +260,18 @@ def test_what_enqueues_for_a_device_is_no_communication(parts):
 def test_metadata_alone_is_nothing_to_analyse(parts):
     with pytest.raises(ValueError, match="no kernel, copy or operator"):
         parts(lambda t: t.document["traceEvents"].append({"ph": "M", "name": "process_name", "ts": 1}))
+
+
+def test_kernels_behind_the_last_whole_step_slow_none_of_its_kernels(parts):
+    """Two whole steps of one kernel beside communication; the third has another, which no step counts."""
+
+    def fill(t):
+        for k in range(3):
+            at = 100 * k
+            t.step(k, at, 99)
+            t.kernel("gemm", at, 10, launched=at, grid=[4, 1, 1])
+            t.all_reduce(at + 20, 50, launched=at + 1)
+            t.kernel("gemm", at + 30, 15, launched=at + 2, grid=[4, 1, 1])
+
+    (found,) = parts(fill).stretched.values()
+    assert found == (3, 30_000, 2, 30_000)  # the border is the begin of a kernel, which counts

@@ -141,3 +141,16 @@ def test_a_step_that_a_third_rank_does_not_show_is_none_of_the_jobs():
     clocks = dict.fromkeys(ranks, RankClock(origin_ns=0, host="a"))
     found = match(ranks, 3, labels, {0: {"": (0, 1)}}, clocks).instances
     assert [one.step for one in found] == [-1, 0]
+
+
+def test_a_group_of_some_ranks_that_nobody_lists_is_not_matched_over_all():
+    """Two pairs of one name: each trace shows a group of two, and all four ranks use it."""
+
+    def pair(*events):
+        calls = collectives(*events)
+        return replace(calls, sent=tuple(replace(sent, group_size=2) for sent in calls.sent))
+
+    ranks = {0: pair((0, 20)), 1: pair((0, 20)), 2: pair((5, 15)), 3: pair((5, 15))}
+    found = matched(ranks, world_size=4)
+    assert found.instances == ()
+    assert "the members of their group are not known" in found.unmatched[0]

@@ -63,6 +63,6 @@ def test_a_device_that_left_no_events_is_incomplete_and_has_no_remedy(shared, ca
 
 def test_a_loader_without_workers_is_named_by_its_class(shared, capsys):
     assert main(["trace", str(shared("wild/32_single_process_loader.json")), "--json"]) == 0
-    (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
+    verdict, *_ = json.loads(capsys.readouterr().out)["verdicts"]
     assert verdict["cause"] == "input"
     assert "num_workers" in verdict["try"][0]["code"]

@@ -162,3 +162,18 @@ def test_times_with_a_fraction_read_as_those_without(shared, capsys):
         assert main(["trace", str(shared(name))]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
+
+
+def test_a_log_of_one_host_is_no_curve_of_a_link_between_hosts(tmp_path, analysed):
+    log = tmp_path / "all_reduce.log"
+    devices = "\n".join(
+        f"#  Rank {r} Group  0 Pid {r} on a device {r} [0x0{r}] NVIDIA H100" for r in range(4)
+    )
+    rows = "\n".join(f"{m} {m // 4} float sum -1" + " 100.0 10.49 15.73 0" * 2 for m in (2**18, 2**20, 2**22))
+    log.write_text(f"# Using devices\n{devices}\n# Collective test starting: all_reduce_perf\n{rows}\n")
+    for nodes, shown in ((1, True), (4, False)):
+        for rank in range(4):
+            records = [dumps.record(rank, sn, 400, nnodes=nodes) for sn in range(9)]
+            dumps.write_records(tmp_path / str(nodes) / f"{rank}.jsonl", records)
+        (row,) = analysed(*sorted((tmp_path / str(nodes)).glob("*.jsonl")), "--beside", log)[1]["collectives"]
+        assert (row["curve_share"] is not None) is shown
