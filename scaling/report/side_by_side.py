@@ -82,7 +82,12 @@ def answer(comparison: results.Comparison) -> str:
     contended = comparison.comparable and comparison.contended
     hint = "A run was contended, so this is a hint and not a finding." if contended else ""
     nodes = allocations_answer(comparison, run_names(comparison))
-    return " ".join(filter(None, (_answer(comparison), nodes, hint)))
+    alone = (
+        "The samples of a step are not known, so this is a ratio of step times: equal batches are assumed."
+    )
+    told = comparison.comparable and comparison.batch_unknown and not comparison.one_run
+    steps = alone if told else ""
+    return " ".join(filter(None, (_answer(comparison), steps, nodes, hint)))
 
 
 def _answer(comparison: results.Comparison) -> str:

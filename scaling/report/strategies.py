@@ -90,8 +90,10 @@ def strategies_answer(strategies: Sequence[StrategyResult]) -> str:
     apart, told = [strategy for strategy in ran if _apart(strategy, n)], "; ".join(_told(ran, n))
     if not apart:
         return f"At {ranks(n)} {_named(ran)} are not distinguishable in speed: {told}.{_memory(ran)}{gone}"
-    alike = [best]
-    if best not in apart:  # the first, or one that is not told from it
+    if best in apart:  # each was measured against the first alone
+        measured = [strategy for strategy in ran if _ratio(strategy, n) is not None]
+        alike = [strategy for strategy in measured if strategy is best or not _faster(best, strategy, n)]
+    else:  # the first, or one that is not told from it
         alike, best = [strategy for strategy in ran if strategy not in apart], ran[0]
     others = [strategy for strategy in ran if strategy not in alike]
     fastest = f"{_named(alike)} are" if len(alike) > 1 else f"{best.parallel.strategy} is"
@@ -101,6 +103,12 @@ def strategies_answer(strategies: Sequence[StrategyResult]) -> str:
 def _apart(strategy: StrategyResult, n: int) -> bool:
     against_first = at(n, strategy.against_first)
     return against_first is not None and against_first.distinguishable
+
+
+def _faster(strategy: StrategyResult, other: StrategyResult, n: int) -> bool:
+    """Whether the ratios of both to the first strategy are surely apart."""
+    mine, theirs = _ratio(strategy, n), _ratio(other, n)
+    return mine is not None and theirs is not None and (mine / theirs).surely_above(1)
 
 
 def _told(ran: Sequence[StrategyResult], n: int) -> Iterator[str]:

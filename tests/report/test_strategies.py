@@ -91,3 +91,14 @@ def test_those_that_are_not_told_from_the_first_share_its_place():
     said = strategies_answer([DDP, strategy("fsdp", 140.0, 0.7), strategy("hsdp", 98.0, 1.02, apart=False)])
     assert said.startswith("At 4 ranks ddp and hsdp are fastest: ")
     assert "hsdp has 1.020 ±0.010 times the throughput of ddp, which is not distinguishable" in said
+
+
+def test_strategies_that_are_not_told_from_each_other_are_both_the_fastest():
+    """Each was measured against the first alone: 1.30 and 1.29 are both above it, and alike."""
+    said = strategies_answer([DDP, strategy("fsdp", 77.0, 1.30), strategy("hsdp", 77.5, 1.29)])
+    assert said.startswith("At 4 ranks fsdp and hsdp are fastest: ")
+
+
+def test_what_is_not_told_from_the_fastest_may_be_alike_with_the_first_too():
+    said = strategies_answer([DDP, strategy("fsdp", 97.0, 1.030), strategy("hsdp", 97.5, 1.025, apart=False)])
+    assert said.startswith("At 4 ranks fsdp and hsdp are fastest: ")

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scaling.analysis.compare.differences import Prices, compared, differing, shared
+from scaling.analysis.compare.differences import Prices, cases_of, compared, differing, key_of, shared
 from scaling.analysis.decompose.loss import usd_per_million
 from scaling.analysis.decompose.roofline import explain
 from scaling.analysis.predict.change import Change, Source
@@ -94,7 +94,7 @@ def _quadrature(spreads: Sequence[float | None]) -> float | None:
     return math.hypot(*given) if len(given) == len(spreads) else None
 
 
-Gate = Literal["met", "not_met", "undecided", "unjudged", "unmeasured"]
+Gate = Literal["met", "not_met", "undecided", "unjudged", "unmeasured", "batch_unknown"]
 
 _SAME = ("model", "precision", "mode", "task", "synthetic", "simulated")
 _ALONE = ("model", "compile", "channels_last", "checkpointing", "fused_optimizer", "threads", "data")
@@ -121,6 +121,9 @@ def compare(
     reasons = tuple(unlike(base, other, base_plan, other_plan))
     same_machine = same_machine and not reasons and alone(base_plan.spec) == alone(other_plan.spec)
     others = {p.world_size: p for p in other.points}
+    theirs = {key_of(case) for case in cases_of(other)}
+    only_base = {p.world_size for p in base.points if p.step_ms and p.world_size not in others}
+    only_base |= {c.world_size for c in cases_of(base) if c.samples_per_s and key_of(c) not in theirs}
     both = ((p, others[p.world_size]) for p in base.points if p.world_size in others)
     pairs = [(a, b) for a, b in both if a.step_ms or b.step_ms]
     plans = (base_plan, other_plan)
@@ -143,6 +146,8 @@ def compare(
             for role, run in (("base", base), ("other", other))
             for note in run.quality.contended
         ),
+        batch_unknown=any(a.samples_per_s is None and b.samples_per_s is None for a, b in pairs),
+        only_base=tuple(sorted(only_base)),
     )
     return _of_one_run(comparison) if base == other and base_plan == other_plan else comparison
 
@@ -204,15 +209,18 @@ def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[S
 def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
     """How all ratios of some comparisons stand to a bar, by their whole intervals and the machine's drift.
 
-    not_met: some ratio is below it; unmeasured: one of the runs did not measure all that the other did; unjudged:
-    some ratio, or all, has no interval (too few rounds); undecided: some interval reaches below it, or tells nothing.
+    batch_unknown: the samples of a step are not known, so there is no throughput; not_met: some ratio is below it;
+    unmeasured: one of the runs did not measure all that the base did; unjudged: some ratio, or all, has no interval
+    (too few rounds); undecided: some interval reaches below it, or tells nothing.
     """
+    if any(c.batch_unknown for c in comparisons):
+        return "batch_unknown"
     ratios = [(p.ratio, drift(p.control)) for c in comparisons for p in c.points]
     ratios += [(case.ratio, 0.0) for c in comparisons for case in c.cases]
     measured = [ratio.widened(moved) for ratio, moved in ratios if ratio is not None]
     if any(ratio.surely_below(bar) for ratio in measured):
         return "not_met"
-    if len(measured) < len(ratios):
+    if len(measured) < len(ratios) or any(c.only_base for c in comparisons):
         return "unmeasured"
     if not measured or any(ratio.interval is None for ratio in measured):
         return "unjudged"

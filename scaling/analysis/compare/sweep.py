@@ -197,7 +197,7 @@ def _kind(run: Member) -> Hashable:
     """What a sample of a run is: samples of different models or tasks are not the same amount of work."""
     model = run.plan.spec.model
     args = json.dumps(model.args, sort_keys=True, default=str)
-    return model.name, args, run.analysis.run.task, model.synthetic
+    return model.name, args, run.analysis.run.task, model.synthetic, run.analysis.run.simulated
 
 
 def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow, ratio: Measured) -> bool:

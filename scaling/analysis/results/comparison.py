@@ -126,6 +126,10 @@ class Comparison:
     """Whether both are the same run, whose ratios are 1 by definition."""
     contended: tuple[str, ...] = ()
     """How others took processor time from a run, `base: ...` or `other: ...`: its ratios are then hints."""
+    batch_unknown: bool = False
+    """Whether the samples of a step are not known: ratios are then those of steps, whatever they hold."""
+    only_base: tuple[int, ...] = ()
+    """World sizes at which the base measured what the other run has not planned."""
     allocations: Allocations | None = None
     """None outside of Slurm, where both ran on the same nodes, and where these are not known."""
 

@@ -31,6 +31,13 @@ _FIGURE = re.compile(
     r"(\d{1,15}(?:\.\d*)?(?:e[+-]?\d{1,3})?)\s*([kKM](?![a-zA-Z]))?\s*([^\d\s,.].{0,30})?", re.ASCII
 )
 _RATES = re.compile(r"/s|per_?s|throughput|samples|tokens|ima?ge?s|it/s|steps|seq", re.IGNORECASE)
+_INVERSE = re.compile(
+    r"(?<![a-z/])(?<!/ )(?<!per[ _])"
+    r"(?:[mnuµ]?s|[mµu]?sec(?:ond)?s?|(?:milli|micro|nano)seconds?|min(?:ute)?s?|h(?:ou)?rs?|time)"
+    r"\s*(?:/|[ _]?per[ _])",
+    re.IGNORECASE,
+)
+"""`ms/step`, `s/it`, `time_per_step`: times whose `/s` or `per_s` is no rate."""
 _RULE = re.compile(r":?-*:?")
 _EACH = re.compile(r"(?:per|/)[_ ]?(?:gpu|rank|device)", re.IGNORECASE)
 
@@ -68,14 +75,15 @@ def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[st
     hosts = next(
         (k for k, name in enumerate(names) if _HOSTS.search(name) and _ON_EACH.search(names[count])), None
     )
-    rates = [k for k, name in enumerate(names) if k != count and (_RATES.search(name) or _TIMES.search(name))]
+    kinds = (_RATES, _TIMES, _INVERSE)
+    rates = [k for k, name in enumerate(names) if k != count and any(kind.search(name) for kind in kinds)]
     value = rates[0] if rates else 1 - min(count, 1)
     figures = [_FIGURE.fullmatch(words[value]) for words in body if value < len(words)]
     units = {figure[3] or "" for figure in figures if figure}
     if len(units) > 1:
         raise InputError(f"{where}: units {', '.join(sorted(units))} in one column; one unit is expected")
     name = (names[value] if value < len(names) else "") + "".join(f" ({unit})" for unit in units if unit)
-    seconds = bool(_TIMES.search(name)) and not _RATES.search(name)
+    seconds = bool(_INVERSE.search(name) or (_TIMES.search(name) and not _RATES.search(name)))
     of_steps = re.search("step|iter|batch", name, re.IGNORECASE)
     whole_job = seconds and bool(_WHOLE.search(name)) and not of_steps
     totals: dict[int, list[float]] = {}

@@ -40,6 +40,8 @@ _GATE = {
     "undecided": "undecided, an interval reaches below it or is too wide to tell",
     "unjudged": "cannot be judged, a ratio has no interval (too few rounds)",
     "unmeasured": "cannot be judged, one of the runs did not measure all that the other did",
+    "batch_unknown": "cannot be judged, the samples of a step are not known (`scaling trace --batch N`, or "
+    "`Probe(batch=N)`)",
 }
 UNDECIDED = 4
 """Exit status where a gate was asked for and what was measured does not decide it."""

@@ -119,6 +119,8 @@ def _ratio_lines(comparison: results.Comparison) -> Iterator[Line]:
             yield Line(name="split", text=split, level=1)
         for cost in side_by_side.cost_lines(point.cost):
             yield Line(name="cost", text=cost, level=1)
+    for n in comparison.only_base:
+        yield Line(name=text.ranks(n), text="the base alone measured all of it")
 
 
 RATIOS: tuple[Column[results.PointComparison], ...] = (
@@ -203,6 +205,7 @@ def several_document(
         title=text.count(len(runs), "run"),
         answer=" ".join([answer(sweep), *_on_nodes(comparisons)]),
         sections=(
+            section("not real", lines(*_unreal(sweep, runs), look="warnings")),
             section("not comparable", lines(*_reasons(comparisons, names), look="warnings")),
             section("contended", lines(*sweep.contended, look="warnings")),
             section("allocations", lines(*_allocations(comparisons))),
@@ -214,6 +217,13 @@ def several_document(
             section("key figures", compared_table(series), on=PAGE),
         ),
     )
+
+
+def _unreal(sweep: results.Sweep, runs: Sequence[results.Analysis]) -> Iterator[str]:
+    """The runs whose times or data are those of a model, as their own reports say."""
+    for name, run in zip(sweep.names, runs, strict=True):
+        if run.run.unreal:
+            yield f"{plain(name)}: {run.run.unreal}"
 
 
 def _on_nodes(comparisons: Sequence[results.Comparison]) -> Iterator[str]:
@@ -278,7 +288,8 @@ NOTE = (
 
 
 APART = (
-    "a sample of one model or task is other work than a sample of another, so each has a best row of its own"
+    "samples of different models or tasks, and simulated ones beside measured ones, are not compared, so each kind has "
+    "a best row of its own"
 )
 
 

@@ -495,3 +495,27 @@ def test_runs_that_are_not_comparable_are_not_split(measure, slow_truth, slow):
     )
     assert not any(p.split for p in with_split(unlike, *pieces).points)
     assert not any(p.split for p in with_split(alike, (), ()).points)
+
+
+def test_a_world_size_that_the_base_has_and_the_run_lacks_is_not_met(plan):
+    """A node that lost half its GPUs measures fewer ranks, and all of these as fast as before."""
+    found = compare(run(point(), point(n=8)), run(point()), plan, plan)
+    assert found.only_base == (8,)
+    assert gate([found], 0.95) == "unmeasured"
+    assert gate([compare(run(point()), run(point(), point(n=8)), plan, plan)], 0.95) == "met"
+
+
+def test_steps_of_unknown_samples_are_no_throughput(plan):
+    """Twice the batch in 1.7 times the time is faster, which step times do not show."""
+    steps = [replace(point(step=step), samples_per_s=None) for step in (120.0, 202.0)]
+    found = compare(*(run(each) for each in steps), plan, plan)
+    assert gate([found], 0.95) == "batch_unknown"
+    assert "equal batches are assumed" in side_by_side.answer(found)
+
+
+def test_a_case_that_the_run_lacks_is_not_met(plan):
+    cases = tuple(inference(batch, samples_per_s=about(100.0)) for batch in (1, 8))
+    base, less = (replace(run(), inference=rows) for rows in (cases, cases[:1]))
+    found = compare(base, less, plan, plan)
+    assert (found.only_base, gate([found], 0.95)) == ((2,), "unmeasured")
+    assert gate([compare(less, base, plan, plan)], 0.95) == "met"

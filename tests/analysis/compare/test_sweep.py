@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from support.reports import sweep_page
 from support.results import bare, run_info
 
 from scaling.analysis.compare.differences import telling
@@ -145,3 +146,12 @@ def test_cases_of_one_run_are_rows_under_what_varies(member):
 def test_a_contended_run_is_named(member):
     found = sweep([member({1: 100}, compile=True), member({1: 100}, warnings=("contended: others ran",))])
     assert found.contended == ("compile=false: others ran",)
+
+
+def test_simulated_samples_are_no_rivals_of_measured_ones_and_are_labelled(member):
+    runs = [member({1: 100, 2: 190}, id_=id_) for id_ in ("a", "b", "c")]
+    unreal = replace(runs[2].analysis, run=replace(runs[2].analysis.run, simulated=True))
+    runs = [*runs[:2], replace(member({1: 1000, 2: 1900}, id_="c"), analysis=unreal)]
+    table = sweep(runs)
+    assert [table.rows[best.row].run for best in table.best] == [0, 2]
+    assert "SIMULATED accelerators" in sweep_page(table, (), [run.analysis for run in runs])

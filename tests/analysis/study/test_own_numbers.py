@@ -77,3 +77,44 @@ def test_a_number_of_two_cells_and_a_column_of_two_units_are_refused(tmp_path, c
     path = tmp_path / "numbers.csv"
     path.write_text(text)
     assert "expected" in refused(capsys, ["study", str(path)])
+
+
+STEP_TIMES = (
+    "ms/step",
+    "s/it",
+    "time_per_step",
+    "ms_per_step",
+    "sec/iter",
+    "s / step",
+    "us/step",
+    "min/step",
+)
+RATES = (
+    "samples/s",
+    "it/s",
+    "tokens_per_s",
+    "imgs/sec",
+    "steps per sec",
+    "items/second",
+    "throughput (items / s)",
+)
+RATES_EACH = ("samples / s / gpu", "tok / sec / gpu", "Tokens / Second / Device")
+
+
+@pytest.mark.parametrize("name", STEP_TIMES)
+def test_time_a_step_is_no_rate(name):
+    numbers, assumed = read_numbers(f"gpus,{name}\n1,100\n8,125\n", "x.csv")
+    assert numbers[1].efficiency == pytest.approx(0.8)
+    assert "weak scaling" in assumed[0]
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_what_is_done_in_a_second_is_a_rate(name):
+    numbers, _ = read_numbers(f"gpus,{name}\n1,100\n8,640\n", "x.csv")
+    assert numbers[1].efficiency == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("name", RATES_EACH)
+def test_a_rate_of_each_gpu_is_no_time(name):
+    numbers, _ = read_numbers(f"gpus,{name}\n1,100\n8,80\n", "x.csv")
+    assert numbers[1].efficiency == pytest.approx(0.8)
