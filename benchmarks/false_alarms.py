@@ -7,7 +7,8 @@ counts the causes that it names. The noise is that between blocks: 1, 3, 10 and 
 logarithm), and a third of it again for each rank by itself. Blocks are independent (`steady`), or walk at random from
 one to the next in the order in which they ran (`drift`), or something slows single ones by five times the noise: in
 every second round those of an arm that is drawn anew (`bursts`), in every fourth round those of one arm (`one arm`).
-3, 4, 6 and 12 rounds, 2 ranks; the harness's rounds of all arms, and an own loop's.
+3, 4, 6 and 12 rounds, 2 ranks; the harness's rounds of all arms, and an own loop's. Eight ranks whose steps vary by
+15 %, each by itself, as batches of uneven length make them, are late by turns: no one of them is a straggler.
 
 - Bars: over all cells together the upper 95 % limit (Clopper and Pearson) of the rate of runs with a false cause is at
   most 1 % at high confidence and 5 % at medium or high; no cell lies significantly above that (Holm over the cells).
@@ -61,7 +62,9 @@ NOISES, ROUNDS, MODES, LOOPS = (
     ("steady", "drift", "bursts", "one arm"),
     (True, False),
 )
-RANKS, STEPS, STEP_NS = 2, 4, 50e6
+STEPS, STEP_NS = 4, 50e6
+BY_TURNS = ((0.01, 0.03), ("steady", "drift"), 8, 0.15)
+"""Noises and modes of the runs whose ranks are late by turns; ranks; how much each rank's steps vary."""
 HIGH_MOST, NAMED_MOST = 0.01, 0.05
 POWER, POWER_ROUNDS, POWER_NOISE = (0.05, 0.1, 0.2), (3, 4, 5, 6, 8, 10, 12, 16, 24), 0.03
 ENOUGH, WITHIN = 0.9, 6
@@ -92,9 +95,13 @@ class Cell:
     """Of CAUSES; empty: none."""
     share: float = 0.0
     """Of the plain step that the true cause takes."""
+    ranks: int = 2
+    uneven: float = 0.01
+    """By how much each rank's steps vary by themselves (standard deviation of the logarithm)."""
 
     def __str__(self) -> str:
-        return f"{'run' if self.harness else 'own loop':<8} {self.noise:>4.0%} {self.mode:<7} {self.rounds:>2} rounds"
+        name = f"{'run' if self.harness else 'own loop':<8} {self.noise:>4.0%} {self.mode:<7} {self.rounds:>2} rounds"
+        return name if self.ranks == 2 else f"{name}, {self.ranks} ranks by turns"
 
 
 def factors(rng: np.random.Generator, cell: Cell, blocks: int) -> np.ndarray:
@@ -110,7 +117,7 @@ def slower(cell: Cell, arm: str) -> np.ndarray:
     """What the true cause makes of each rank's own time in an arm; 1 without one."""
     more = 1 / (1 - cell.share)
     with_ddp = arm in ("plain", "probe")
-    times = np.ones(RANKS)
+    times = np.ones(cell.ranks)
     if (
         (cell.cause == "neighbours" and arm != "bare_one")
         or (cell.cause == "strategy_overhead" and (with_ddp or arm == "ddp_solo"))
@@ -130,7 +137,7 @@ def draw(rng: np.random.Generator, cell: Cell, plan: Plan) -> TrialRecords:
     arms = ARMS if cell.harness else LOOP
     visits = []
     for number in range(cell.rounds):
-        each = [(arm, is_detailed, ranks) for arm, is_detailed in arms for ranks in turns(arm)]
+        each = [(arm, is_detailed, ranks) for arm, is_detailed in arms for ranks in turns(arm, cell.ranks)]
         visits += [
             (number, *each[k]) for k in (rng.permutation(len(each)) if cell.harness else range(len(each)))
         ]
@@ -144,8 +151,8 @@ def draw(rng: np.random.Generator, cell: Cell, plan: Plan) -> TrialRecords:
     link_ns = cell.share * STEP_NS / (1 - cell.share) if cell.cause == "link" else 0.002 * STEP_NS
     halves: Counter[tuple[int, str, bool]] = Counter()
     for (number, arm, is_detailed, ranks), factor in zip(visits, pace, strict=True):
-        by_rank = np.exp(cell.noise / 3 * rng.standard_normal(RANKS)) * slower(cell, arm)
-        uneven = np.exp(0.01 * rng.standard_normal((STEPS, RANKS)))
+        by_rank = np.exp(cell.noise / 3 * rng.standard_normal(cell.ranks)) * slower(cell, arm)
+        uneven = np.exp(cell.uneven * rng.standard_normal((STEPS, cell.ranks)))
         alone = STEP_NS * factor * by_rank * uneven  # S x R
         together = arm in ("plain", "probe")
         data = link_ns * factor if together else 0.0
@@ -175,7 +182,7 @@ def draw(rng: np.random.Generator, cell: Cell, plan: Plan) -> TrialRecords:
             detailed.append((key, stamps(alone, wait, data)))
     cycles, merged, sizes = read_detailed(iter(detailed))
     sent = tuple(
-        Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=RANKS, axis="replicate")
+        Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=cell.ranks, axis="replicate")
         for k, size in enumerate(sizes)
     )
     index = pl.DataFrame({"launch": [0] * cell.rounds, "round": list(range(cell.rounds))})
@@ -191,16 +198,16 @@ def draw(rng: np.random.Generator, cell: Cell, plan: Plan) -> TrialRecords:
     )
 
 
-def turns(arm: str) -> Iterator[tuple[int, ...]]:
+def turns(arm: str, ranks: int) -> Iterator[tuple[int, ...]]:
     """The ranks of each block of an arm: one at a time where they run alone."""
-    yield from (((rank,) for rank in range(RANKS)) if arm == "bare_one" else (tuple(range(RANKS)),))
+    yield from (((rank,) for rank in range(ranks)) if arm == "bare_one" else (tuple(range(ranks)),))
 
 
 def stamps(alone: np.ndarray, wait: np.ndarray, data: float) -> BlockStamps:
     """A detailed block of one bucket, which is ready when backward ends."""
     shares = {name: share * alone for name, share in PHASES.items()}
     step = alone + wait
-    begin = np.cumsum(np.vstack([np.zeros((1, RANKS)), step[:-1]]), axis=0) + 1e12
+    begin = np.cumsum(np.vstack([np.zeros((1, step.shape[1])), step[:-1]]), axis=0) + 1e12
     compute_end = begin + shares["input"] + shares["forward"] + shares["compute"]
     launch = compute_end[:, :, None]
     done = np.broadcast_to(launch.max(axis=1, keepdims=True) + data, launch.shape)
@@ -227,7 +234,7 @@ def stamps(alone: np.ndarray, wait: np.ndarray, data: float) -> BlockStamps:
 
 def plan_of(cell: Cell) -> Plan:
     """The plan of such a run."""
-    truth = Truth(world_sizes=(RANKS,), hosts=RANKS, rounds=cell.rounds)
+    truth = Truth(world_sizes=(cell.ranks,), hosts=cell.ranks, rounds=cell.rounds)
     plan = make_plan(spec_of(truth), run_id="drawn", created="2026-01-01T00:00:00+00:00", version="0")
     return plan if cell.harness else replace(plan, source=OWN_LOOP)
 
@@ -268,8 +275,8 @@ def cluster(cell: Cell, seed: int) -> tuple[Verdict, ...]:
         "beta_ns": 0.002,
     }
     truth = Truth(
-        world_sizes=(RANKS,),
-        hosts=RANKS,
+        world_sizes=(cell.ranks,),
+        hosts=cell.ranks,
         block_noise=cell.noise,
         step_noise=0.005,
         link_noise=cell.noise,
@@ -379,12 +386,15 @@ def main() -> int:
     options.add_argument("--runs", type=int, default=100, help="whole simulated runs")
     asked = options.parse_args()
     quiet = [Cell(*each) for each in product(NOISES, MODES, ROUNDS, LOOPS)]
+    noises, modes, ranks, uneven = BY_TURNS
+    by_turns = [Cell(*each, ranks=ranks, uneven=uneven) for each in product(noises, modes, ROUNDS, LOOPS)]
     true = [
         Cell(POWER_NOISE, "steady", rounds, True, cause, share)
         for cause, share, rounds in product(CAUSES, POWER, POWER_ROUNDS)
     ]
     whole = [cell for cell in quiet if cell.harness and cell.mode in ("steady", "drift")]
     whole = [whole[k % len(whole)] for k in range(asked.runs)]
+    quiet += by_turns
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
     ) as pool:  # polars survives no fork
