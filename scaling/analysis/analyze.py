@@ -123,7 +123,7 @@ def analyze(run: RunRecords, ending: Ending) -> Analysis:
             (
                 *launch_sentences(counted, tables),
                 *(own_loop.other_batches(everything.tables, plan) if plan.kind.followed else ()),
-                *base_warning(over, spec.mode),
+                *base_warning(over, spec.mode, points),
                 *memory.clock_warnings(points, spec),
                 *nccl_causes.warnings(fabric, spec),
                 *cliffs.warnings(fabric, spec),

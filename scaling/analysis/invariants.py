@@ -243,8 +243,9 @@ def _superlinear(point: Point, efficiency: Measured) -> str:
         return "by no more than equal blocks of this run differ (the A/A floor)"
     if point.world_size == point.base_world_size:
         return "alone and as a group of one a rank does the same work, so the machine changed between their blocks"
+    shards = "shards save a part of the optimizer, " * bool(point.parallel and point.parallel.shard > 1)
     return (
-        "smaller pieces of work may fit the caches (superlinear), or the baseline was slowed down; "
+        f"{shards}smaller pieces of work may fit the caches (superlinear), or the baseline was slowed down; "
         "compare bare_one with ddp_solo"
     )
 

@@ -95,7 +95,13 @@ def test_a_slow_path_is_laid_beside_what_nccl_says_it_took(cluster, simulate, tm
     folder.plan.write_text(json.dumps(plan))
     folder.launch(0).nccl_log("node0", "41").write_text(LOG)
     (slow,) = [v for v in rebuild(folder).analysis.verdicts if v.cause == "slow_path"]
+    assert slow.confidence == "high"
     assert "NCCL's log names NET/Socket" in slow.evidence
+    plan["spec"]["topology"]["backend"] = "gloo"
+    folder.plan.write_text(json.dumps(plan))
+    (slow,) = [v for v in rebuild(folder).analysis.verdicts if v.cause == "slow_path"]
+    assert slow.confidence == "medium"  # its copies take processor time, too
+    assert any("the processors cannot send faster" in line for line in slow.evidence)
 
 
 def test_gloo_has_no_such_log(run):

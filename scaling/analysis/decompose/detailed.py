@@ -207,7 +207,11 @@ def cycles_of(key: Key, stamps: BlockStamps, merged: Merged) -> Iterator[Cycle]:
         "input": stamps.input,
         "step": stamps.end - stamps.begin,
         "waited": stamps.waited,
-        "moving": merged.exposed_transfer + stamps.buffer_wait - _buffer_skew(stamps, merged),
+        # With the waits for the host to enqueue, which the replay counts as the link's, too.
+        "moving": merged.exposed_transfer
+        + merged.exposed_enqueue
+        + stamps.buffer_wait
+        - _buffer_skew(stamps, merged),
     }
     per_micro_step = {name: of_steps[1:] / count for name, of_steps in durations.items()}
     for index in range(count):

@@ -207,7 +207,7 @@ def _above(table: KernelTable, *, on_host: bool) -> Iterator[str]:
 def _closes(rest: Measured, step_ms: Measured, measured_ms: float) -> str:
     """Whether the parts sum to the step, or what is missing."""
     if rest.value <= OFF * step_ms.value or rest.holds(0):
-        within = " within its interval" if step_ms.interval else ""
+        within = " within its interval" if rest.holds(0) and step_ms.interval else ""
         return f"the parts sum to {1 - rest.value / step_ms.value:.0%} of the step{within}"
     return (
         f"{rest.value:.3g} ms ({rest.value / step_ms.value:.0%} of the step) are not explained: the step takes so much "

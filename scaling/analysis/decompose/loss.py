@@ -15,7 +15,7 @@ from scaling.analysis.decompose import imbalance, stragglers
 from scaling.analysis.decompose.quantities import Sent, TrialRecords, by_kind
 from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
-from scaling.analysis.results import Loss, LossOfKind, Measured, SampleCost
+from scaling.analysis.results import Loss, LossOfKind, Measured, Point, SampleCost
 from scaling.analysis.results.verdicts import NOTABLE
 from scaling.analysis.statistics.rounds import Floats, Formula, Means, Rounds
 from scaling.settings.plan import Plan
@@ -49,16 +49,21 @@ def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
     return min((n for n, trial in records.items() if not trial.index.is_empty()), default=1)
 
 
-def base_warning(size: int, mode: str) -> tuple[str, ...]:
-    """The warning for a base world size above 1, with what that hides."""
+def base_warning(size: int, mode: str, points: Sequence[Point]) -> tuple[str, ...]:
+    """The warning for a base world size above 1, with what that hides, or for a base that a slow rank ran."""
     if size == 1:
-        return ()
+        slow = any(p.straggler and p.straggler.by_itself and p.straggler.rank == 0 for p in points)
+        return (SLOW_BASE,) if slow and mode == "strong" else ()
     return (
         f"{nobody_alone(mode)}, so efficiency and speedup are relative to {size} ranks, the smallest world size that "
         f"was measured: what {size} ranks lose against one is hidden, and the loss is not split by cause",
     )
 
 
+SLOW_BASE = (
+    "rank 0 is slow by itself, and it ran the whole batch alone: efficiency and speedup are relative to it, and lower "
+    "beside a typical rank"
+)
 BETWEEN_ARMS = ("small_batch", "neighbours", "strategy_overhead", "overlap", "clocks")
 """Causes measured as the difference between two arms' blocks, not by stamps within a step."""
 TENSOR = "tensor"
@@ -148,6 +153,7 @@ def loss(
     *,
     strong: bool,
     tensor: int = 1,
+    sharded: bool = False,
     sent: tuple[Sent, ...],
     own_loop: bool,
     has_details: bool,
@@ -156,6 +162,7 @@ def loss(
 
     `tensor`: ranks that divide the layers; each would then take the tensor-th part of a rank's time alone. What a rank
     computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
+    `sharded`: each rank updates its own shard, so the strategy saves the rest of the optimizer's time.
     `own_loop`: return the known terms even where the efficiency is not known. Without bare_one, `input` is its whole
     phase.
     `has_details`: whether details tell what the link takes; else `communication` is what all ranks wait alike. It also
@@ -198,6 +205,11 @@ def loss(
             of_whole_layers(m) + growth(m, "typical.probe", DDP_SOLO, *computes, over=tensor) * probe(m)
         )
         del terms["overlap"]
+    elif sharded:
+        with_whole_update = terms["strategy_overhead"]
+        terms["strategy_overhead"] = lambda m: (
+            with_whole_update(m) + growth(m, "typical.probe", DDP_SOLO, "optimizer") * probe(m)
+        )
     if not has_details:
         terms["communication"] = lambda m: m["exposed_transfer"] / m[PROBE]
     elif link is not None and terms_by_kind:

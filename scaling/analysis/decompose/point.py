@@ -101,6 +101,7 @@ def point(
             link,
             strong=strong,
             tensor=tensor,
+            sharded=mesh.shard > 1,
             sent=records.sent,
             own_loop=plan.kind.followed,
             has_details=bool(records.cycles),

@@ -101,7 +101,7 @@ def sentence(cliff: Cliff) -> str:
         longer = f"takes {cliff.factor:.2g} times as long as one of {low}"
         return f"{name} of {high} {longer}, for {more:.2g} times the bytes"
     return (
-        f"{name} takes now one, now another time from {low} to {high}, up to {cliff.factor:.2g} times apart"
+        f"{name} takes now one, now another time from {low} to {high}, {cliff.factor:.2g} times apart or more"
     )
 
 
@@ -111,12 +111,13 @@ def _advice(cliff: Cliff, spec: Spec) -> str:
         if spec.topology.backend == "gloo"
         else "; NCCL_ALGO and NCCL_PROTO (+env.NCCL_PROTO=...) choose the way"
     )
+    buckets = cliff.collective == "all_reduce" and spec.parallel.name == "ddp"
     if cliff.kind == "falls":
-        return (
-            f"make messages larger than that (ddp.bucket_cap_mb={cliff.to_bytes / 2**20:.3g} or more){choose}"
-        )
+        cap = f" (ddp.bucket_cap_mb={cliff.to_bytes / 2**20:.3g} or more)" if buckets else ""
+        return f"make messages larger than that{cap}{choose}"
     if cliff.kind == "jumps":
-        return f"keep messages below that (ddp.bucket_cap_mb={cliff.from_bytes / 2**20:.3g} or less){choose}"
+        cap = f" (ddp.bucket_cap_mb={cliff.from_bytes / 2**20:.3g} or less)" if buckets else ""
+        return f"keep messages below that{cap}{choose}"
     return "measure again on a machine without other traffic before these sizes are relied on"
 
 
@@ -173,5 +174,9 @@ def _joined(distinct: list[Cliff], points: Sequence[Timed], collective: str) -> 
         return tuple(distinct)
     low, high = distinct[0].from_bytes, distinct[-1].to_bytes
     inside = [p for p in points if low <= p.bytes <= high]
-    factor = max(after.time / before.time for before, after in pairwise(inside))
+    # A larger message takes no less time, and no longer than by its bytes: how far apart two ways are at least.
+    factor = max(
+        max(after.time / before.time * before.bytes / after.bytes, before.time / after.time)
+        for before, after in pairwise(inside)
+    )
     return (Cliff(collective=collective, kind="unsteady", from_bytes=low, to_bytes=high, factor=factor),)

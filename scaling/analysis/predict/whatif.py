@@ -71,6 +71,7 @@ def _together(part: Source, was: _Target, target: _Target, change: Change, lean:
     def grown(later: Phases, earlier: Phases, *phases: str) -> Floats:
         return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
 
+    slower = sum((probe[p] - solo[p] for p in ("forward", "compute")), np.zeros(1))
     exposed_ns = as_changed.exposed * over_simulated
     latency = target.latency_share
     costs = {
@@ -79,7 +80,7 @@ def _together(part: Source, was: _Target, target: _Target, change: Change, lean:
         "straggler": (as_changed.period - as_changed.period_typical) * over_simulated,
         "link_latency": exposed_ns * latency,
         "link_bandwidth": exposed_ns * (1 - latency),
-        "overlap": grown(probe, solo, "forward", "compute") * as_changed.slowed,
+        "overlap": slower * target.overlaps * as_changed.slowed,
         "input": grown(probe, part.alone, "input"),
         "host": grown(probe, part.alone, "host"),
     }
@@ -127,6 +128,8 @@ class _Target:
     factor: Mapping[str, float]
     """Factor on each phase's time."""
     whole_factor: Mapping[str, float]
+    overlaps: float
+    """Factor on what communication slows compute by, which grows with the reductions and not with the samples."""
     ready: Floats  # S x K: parts of backward
     transfer: Floats  # S x K
     latency_share: Floats  # S
@@ -167,6 +170,8 @@ def _target(source: Source, change: Change, lean: Lean) -> _Target:
     if change.without_straggler and late:
         ranks = [PEERS if r in late else r for r in ranks]
     later = latest(n) - latest(source.world_size)
+    measured = source.accumulation if source.reductions > 1 else 1
+    reductions = change.reductions or (micro_steps if source.reductions > 1 else 1)
     factor = whole_factor = _factors(source, change, lean, _samples(source, change))
     if source.shared:
         whole_factor = _factors(source, change, lean, change.whole_batch, source.whole_share)
@@ -175,9 +180,10 @@ def _target(source: Source, change: Change, lean: Lean) -> _Target:
         ranks=ranks,
         typical=typical if any(typical) else [True] * n,
         micro_steps=micro_steps,
-        reductions=change.reductions or (micro_steps if source.reductions > 1 else 1),
+        reductions=reductions,
         factor=factor,
         whole_factor=whole_factor,
+        overlaps=reductions / measured * lean.compute / change.compute_scale,
         ready=buckets.ready,
         transfer=np.maximum(fixed + moved, 0.0),
         latency_share=np.clip(fixed.sum(axis=1) / np.maximum((fixed + moved).sum(axis=1), 1.0), 0.0, 1.0),
@@ -265,7 +271,8 @@ def _replay(ranks: _Own, target: _Target, slowdown: Floats) -> tuple[Replay, Flo
 
     def slowed(phase: str) -> Floats:
         quick = of_ranks(solo, phase)
-        slowed_ns: Floats = quick + (of_ranks(probe, phase) - quick) * slowdown[:, None]
+        extra = (of_ranks(probe, phase) - quick) * (target.overlaps / target.factor[phase])
+        slowed_ns: Floats = quick + extra * slowdown[:, None]
         return slowed_ns
 
     backward = slowed("compute") / target.micro_steps

@@ -113,7 +113,8 @@ class Cliff:
     from_bytes: int
     to_bytes: int
     factor: float
-    """Time at `to_bytes` over time at `from_bytes`; in an unsteady range the largest such factor between neighbours."""
+    """Time at `to_bytes` over time at `from_bytes`; in an unsteady range how far apart neighbours are at least, but
+    for their bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

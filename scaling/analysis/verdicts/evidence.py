@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scaling.analysis.invariants import ABOVE_ONE
-from scaling.analysis.results import Comm, FabricLevel, Point
+from scaling.analysis.results import Comm, Degrees, FabricLevel, Point
 from scaling.analysis.verdicts import host_remedies
 from scaling.settings.parallel import PIPELINED
 from scaling.units import format_bytes, two_digits
@@ -84,6 +84,16 @@ def evidence_of(
             f"{wrapper} over one rank takes {arms.ddp_solo.value:.1f} ms a step, "
             f"the bare module {arms.bare_all.value:.1f} ms"
         )
+        degrees = point.parallel or Degrees(strategy="")
+        phases = [parts.input, parts.forward, parts.backward, parts.optimizer, parts.host]
+        if degrees.tensor > 1 and None not in phases:
+            yield (
+                f"without its waits a rank takes {sum(part.value for part in phases if part):.1f} ms a step; the "
+                f"{degrees.tensor} ranks that divide the layers would take "
+                f"{arms.ddp_solo.value / degrees.tensor:.1f} ms each, if all of it could be divided"
+            )
+        elif degrees.shard > 1 and parts.optimizer:
+            yield f"less what shards save of the optimizer, which takes {parts.optimizer.value:.1f} ms now"
     if cause == "overlap":
         longer = _of_step("overlap", point)
         by = f" by {longer:.1f} ms" if longer is not None else ""

@@ -61,6 +61,26 @@ def own_cores(point: Point, spec: Spec, host: Host) -> Iterator[Offer]:
         yield Offer(code="numactl --cpunodebind=NODE --membind=NODE, a NUMA node for each rank")
 
 
+def less_often(spec: Spec, world_size: int) -> Offer:
+    """Twice the samples for each reduction and update. Sharded training's is not simulated."""
+    steps = spec.accumulation_steps * 2
+    key, value = spec.batch_setting
+    batch = spec.batch_at(world_size)
+    change = Change(accumulation=steps, batch=batch * 2, whole_batch=2.0 if spec.mode == "strong" else 1.0)
+    code = f"reduce gradients once in {steps} batches: with ddp.no_sync(): around the others"
+    if spec.parallel.sharded:
+        code = "module.set_requires_gradient_sync(False) in every micro-step but the last"
+    if spec.parallel.name == "tp":
+        code = f"optimizer.step() once in {steps} batches"
+    return Offer(
+        overrides=f"accumulation_steps={steps} {key}={value * 2}",
+        code=code,
+        # An own loop may not state its batch.
+        change=change if batch and not spec.parallel.sharded else None,
+        assumes=FEWER_UPDATES,
+    )
+
+
 def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> Iterator[Offer]:
     """Batches made beside the training, where nothing is known of the loader but how long a step waits for it."""
     waits, step = point.parts_ms.input, point.step_ms
@@ -113,6 +133,8 @@ def lighter_optimizer(point: Point, spec: Spec) -> Iterator[Offer]:
         )
 
 
+AT_MOST = "at most"
+"""With this an assumption begins under which a gain is an upper bound."""
 UNEQUAL = 1.01
 """Ranks whose fullest has less than this many times the mean rank's tokens have equal batches."""
 
@@ -122,16 +144,20 @@ def token_evidence(point: Point) -> Iterator[str]:
     tokens = point.tokens
     if tokens is None or tokens.per_token_us is None or tokens.saves_ms is None or point.step_ms is None:
         return
+    square = tokens.per_square_us
+    squares = f" and {square.value:.3g} us a squared one" if square else ""
     yield (
-        f"the ranks' lateness follows their tokens: {tokens.per_token_us.value:.3g} us a token; balancing them would "
-        f"save {tokens.saves_ms} of {point.step_ms.value:.3g} ms"
+        f"the ranks' lateness follows their tokens: {tokens.per_token_us.value:.3g} us a token{squares}; balancing "
+        f"them would save {tokens.saves_ms} of {point.step_ms.value:.3g} ms"
     )
-    yield (
-        f"the rank with most tokens in a step has {tokens.most_over_mean.value - 1:.0%} more than the mean rank's "
-        f"{tokens.per_step.value:.4g}"
-    )
+    more = f"{tokens.most_over_mean.value - 1:.0%} more than the mean rank"
+    counted = f"; the mean rank has {tokens.per_step.value:.4g} tokens"
+    if square:
+        yield f"by the time that they take, the rank with most in a step has {more}{counted}"
+    else:
+        yield f"the rank with most tokens in a step has {more}{counted}"
     if tokens.rank is not None and tokens.rank_extra is not None:
-        more = f"{tokens.rank_extra.value:.4g} more than the mean rank"
+        more = f"{tokens.rank_extra.value:.4g} {'tokens that take as long ' if square else ''}more than the mean rank"
         yield f"rank {tokens.rank} has most over all steps, {more}"
 
 

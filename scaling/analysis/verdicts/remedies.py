@@ -19,11 +19,13 @@ from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.analysis.verdicts import host_remedies
 from scaling.analysis.verdicts.evidence import with_latency
 from scaling.analysis.verdicts.host_remedies import (
+    AT_MOST,
     FEWER_UPDATES,
     UNKNOWN,
     Host,
     Offer,
     fed,
+    less_often,
     lighter_optimizer,
     own_cores,
 )
@@ -49,21 +51,21 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         return tuple(fed(point, spec, host, own_loop=plan.kind.followed))
     if cause == "launch_bound":
         return tuple(_fewer_launches(spec, point.world_size))
-    less_often = _less_often(spec, point.world_size)
+    fewer = less_often(spec, point.world_size)
     if cause == "optimizer":
-        return (*lighter_optimizer(point, spec), *([] if spec.parallel.name == PIPELINED else [less_often]))
-    if spec.parallel.sharded and cause in ("link_bandwidth", "link_latency"):
+        return (*lighter_optimizer(point, spec), *([] if spec.parallel.name == PIPELINED else [fewer]))
+    if spec.parallel.sharded and cause in ("communication", "link_bandwidth", "link_latency"):
         return sharded_link(point, spec, host.torch)
     if spec.parallel.sharded and cause == "strategy_overhead":
         return (replicated(spec),)
     once = _without_sync(point, spec)
     if cause == "communication":
-        return once or (less_often,)
+        return once or (fewer,)
     if cause == "link_bandwidth":
         unsplit = [_larger_buckets(spec)] if with_latency(point) else []
-        return once or (less_often, *_narrower_wire(spec), *unsplit)
+        return once or (fewer, *_narrower_wire(spec), *unsplit)
     if cause == "link_latency":
-        return (*(once or (_larger_buckets(spec),)), less_often)
+        return (*(once or (_larger_buckets(spec),)), fewer)
     if cause == "strategy_overhead":
         return tuple(_lighter_ddp(spec))
     if cause == "straggler" and point.straggler is not None:
@@ -116,20 +118,6 @@ def _narrower_wire(spec: Spec) -> Iterator[Offer]:
             change=Change(compression=2.0),
             assumes="if casting to bf16 takes no time",
         )
-
-
-def _less_often(spec: Spec, world_size: int) -> Offer:
-    """Twice the samples for each reduction."""
-    steps = spec.accumulation_steps * 2
-    key, value = spec.batch_setting
-    batch = spec.batch_at(world_size)
-    change = Change(accumulation=steps, batch=batch * 2, whole_batch=2.0 if spec.mode == "strong" else 1.0)
-    return Offer(
-        overrides=f"accumulation_steps={steps} {key}={value * 2}",
-        code=f"reduce gradients once in {steps} batches: with ddp.no_sync(): around the others",
-        change=change if batch else None,  # an own loop may not state its batch
-        assumes=FEWER_UPDATES,
-    )
 
 
 def _larger_buckets(spec: Spec) -> Offer:
@@ -231,7 +219,8 @@ def remedies(
         predicted = offer.gain if offer.change is None else gain(offer.change)
         if offer.change and predicted is not None and predicted.interval is None and predicted.value > 1:
             predicted = None  # too few rounds to say by how much
-        if predicted is None or offer.gain or predicted.surely_above(1):
+        point_only = offer.gain is not None and offer.gain.interval is None
+        if predicted is None or point_only or predicted.surely_above(1):
             offered.append(
                 Remedy(
                     overrides=offer.overrides,
@@ -252,6 +241,14 @@ def remedies(
     )
 
 
+def samples_ratio(variant: Spec, spec: Spec, world_size: int) -> float:
+    """Samples of a step under a variant over those of now; ranks that divide a model share theirs."""
+    then, now = (
+        each.batch_at(world_size) * each.parallel.mesh(world_size).data_parallel for each in (variant, spec)
+    )
+    return then / now
+
+
 INTERLEAVED, ALTERNATING = "interleaved blocks of one launch", "alternating launches"
 
 
@@ -260,7 +257,7 @@ def interleaved(run: RunRecords) -> tuple[Measured | None, Measured | None]:
     plan, n = run.plan, run.plan.ranks
     assert plan.variant is not None
     records = run.trial(n)
-    samples = plan.variant.batch_at(n) / plan.spec.batch_at(n)
+    samples = samples_ratio(plan.variant, plan.spec, n)
     rounds = Rounds(
         {
             "now": records.arm(PLAIN)["step"],
@@ -283,8 +280,11 @@ def alternating(
     """Gain and A/A ratio from plain steps of pairs of launches. `samples`: ratio of samples per step, then to now."""
     count = min(len(now), len(then))
     pairs = Rounds({"now": now[:count], "then": then[:count]}, np.zeros(count, dtype=np.int64), seed=seed)
+    twos = count // 2  # of pairs that share a launch only the first and the last would count
     halves = Rounds(
-        {"first": now[: count - 1], "second": now[1:count]}, np.zeros(count - 1, dtype=np.int64), seed=seed
+        {"first": now[: 2 * twos : 2], "second": now[1 : 2 * twos : 2]},
+        np.zeros(twos, dtype=np.int64),
+        seed=seed,
     )
     return (
         pairs.ratio(lambda m: samples * m["now"] / m["then"]),
@@ -295,9 +295,13 @@ def alternating(
 def judge(
     plan: Plan, cause: Verdict, remedy: Remedy, gain: Measured | None, same: Measured | None, how: str
 ) -> Verification:
-    """Held: faster by more than the A/A ratio differs from 1, and by at least the lower end of the prediction."""
+    """Held: faster by more than the A/A ratio differs from 1, and by at least the lower end of the prediction.
+
+    A gain that is predicted as the most that there can be promises none.
+    """
     floor, promised = abs(same.value - 1) if same else 0.0, remedy.predicted_gain
     least = promised.low if promised and promised.low is not None else 1.0
+    least = 1.0 if remedy.assumes.startswith(AT_MOST) else least
     verdict = "not_distinguishable"
     if gain is not None and gain.differs_from(1, by=floor):
         verdict = "held" if gain.value > 1 and gain.most >= least else "not_held"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from operator import add
 
 from scaling.analysis.network.links import bus_factor
 from scaling.analysis.results import Collective, FabricLevel, Measured, Point, Remedy, Verdict
 from scaling.analysis.results.verdicts import NOTABLE, named
-from scaling.analysis.verdicts.host_remedies import FEWER_UPDATES, Offer, saved
+from scaling.analysis.verdicts.host_remedies import AT_MOST, Offer, less_often, saved
 from scaling.settings.parallel import Fsdp
 from scaling.settings.run import Spec
 
@@ -34,7 +32,9 @@ def sharded_link(point: Point, spec: Spec, torch: str = "") -> tuple[Offer, ...]
             some = _of_layers(point, spec) if layers else _of_kind(loss.kind, loss.phase, cost, spec, torch)
             ranked.append((-cost.value, list(some)))
     offers = [offer for _, some in sorted(ranked, key=lambda item: item[0]) for offer in some]
-    return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), _less_often(spec))))
+    reduces = spec.parallel.name != "tp"  # there every rank has the same samples
+    fewer = [less_often(spec, point.world_size)] if reduces else []
+    return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), *fewer)))
 
 
 def _version(torch: str) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def _version(torch: str) -> tuple[int, ...]:
 def _total(*terms: Measured | None) -> Measured | None:
     """The sum of those that are known; None where none is."""
     present = [term for term in terms if term is not None]
-    return reduce(add, present) if present else None
+    return sum(present[1:], present[0]) if present else None
 
 
 def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec, torch: str) -> Iterator[Offer]:
@@ -60,7 +60,7 @@ def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec, torch: str) -> I
             overrides="fsdp.reshard_after_forward=false",
             code="fully_shard(module, reshard_after_forward=False)",
             gain=saved(cost),
-            assumes="at most, if nothing takes its place; a rank then holds all parameters until backward",
+            assumes=f"{AT_MOST}, if nothing takes its place; a rank then holds all parameters until backward",
         )
     elif kind == REDUCE_SCATTER:
         streams = spec.topology.backend != "gloo" and not spec.fsdp.separate_reduce_scatter_group
@@ -78,7 +78,7 @@ def _of_layers(point: Point, spec: Spec) -> Iterator[Offer]:
     most = within if degree > within > 1 else degree // 2
     fewer = max((d for d in range(2, most + 1) if degree % d == 0), default=1)
     if fewer > 1 and spec.parallel.name != "tp":  # there the group is all ranks
-        where = "on one host" if fewer <= within else "across hosts"
+        where = "on one host" if within % fewer == 0 else "across hosts"
         yield Offer(
             overrides=f"parallel.tensor={fewer}",
             code=f"a mesh with {fewer} ranks in its tensor dimension, {where}; each holds {degree // fewer} times "
@@ -88,10 +88,12 @@ def _of_layers(point: Point, spec: Spec) -> Iterator[Offer]:
 
 def _other_mesh(point: Point, spec: Spec) -> Iterator[Offer]:
     """Shards within a host where they reach across hosts, and whole copies, since the model fits one rank."""
-    within, mesh = spec.topology.ranks_per_host, point.parallel
-    if mesh is not None and point.hosts > 1 and mesh.shard > within > 1:
+    mesh = point.parallel
+    within, rest = divmod(spec.topology.ranks_per_host, mesh.tensor if mesh else 1)
+    if mesh is not None and point.hosts > 1 and mesh.shard > within > 1 and not rest:
+        divided = f"parallel=hsdp_tp parallel.tensor={mesh.tensor}"
         yield Offer(
-            overrides="parallel=hsdp_tp" if spec.parallel.divided else "parallel=hsdp",
+            overrides=divided if spec.parallel.divided else "parallel=hsdp",
             code=f"fully_shard over a mesh of hosts x {within}: all-gathers stay within a host; a rank holds "
             f"{mesh.shard // within} times the parameters",
         )
@@ -107,16 +109,6 @@ def replicated(spec: Spec) -> Offer:
     return Offer(
         overrides="parallel=ddp" if defaults else "",
         code=f"DistributedDataParallel(model){without}: the whole model fits one rank here",
-    )
-
-
-def _less_often(spec: Spec) -> Offer:
-    steps = spec.accumulation_steps * 2
-    key, value = spec.batch_setting
-    return Offer(
-        overrides=f"accumulation_steps={steps} {key}={value * 2}",
-        code="module.set_requires_gradient_sync(False) in every micro-step but the last",
-        assumes=FEWER_UPDATES,
     )
 
 
@@ -151,7 +143,8 @@ def tensor_across_hosts(point: Point, spec: Spec, levels: Sequence[FabricLevel])
         evidence.append(
             f"what a link within a host would take was not measured; add {within} to world_sizes to measure it"
         )
-    tried = _within_a_host(spec, degree, fewer, share, waits, inside)
+    # For the same samples in more groups, each group sends as much less.
+    tried = _within_a_host(spec, degree, fewer, share, waits, inside and inside * fewer / degree)
     return (named(CAUSE, point, share, tuple(evidence), tried),)
 
 
@@ -189,7 +182,7 @@ def _within_a_host(
             overrides=f"{strategy}parallel.tensor={fewer}",
             code=f"a mesh whose tensor dimension has {fewer} ranks, which lie on one host",
             predicted_gain=gain,
-            assumes=f"at most, for the same samples, if parameters spread over {degree // fewer} times as many groups "
-            "cost nothing more",
+            assumes=f"{AT_MOST}, for the same samples, if parameters spread over {degree // fewer} times as many "
+            "groups cost nothing more",
         ),
     )

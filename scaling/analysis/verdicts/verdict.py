@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from scaling.analysis.decompose.loss import BETWEEN_ARMS
+from scaling.analysis.network.channel import HOSTS_OWN
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Verdict
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
 from scaling.analysis.statistics.rounds import beyond, chance, student
@@ -29,6 +30,7 @@ from scaling.analysis.verdicts.evidence import evidence_of, step_of_parts
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host, or_fuller
 from scaling.analysis.verdicts.remedies import Gain, each_remedy_once, no_gain, remedies
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
+from scaling.settings.parallel import PIPELINED
 from scaling.settings.plan import DETAILS, Plan
 from scaling.settings.schedule import nobody_alone
 
@@ -88,7 +90,9 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     share = spent / step.value
     if not share.surely_above(OPTIMIZER_NOTABLE):
         return ()
-    takes = f"the optimizer takes {spent.value:.3g} of {step.value:.3g} ms, with one rank as with many"
+    takes = f"the optimizer takes {spent.value:.3g} of {step.value:.3g} ms"
+    parallel = plan.spec.parallel
+    takes += "" if parallel.sharded or parallel.name == PIPELINED else ", with one rank as with many"
     return (named("optimizer", point, share, (takes,), remedies("optimizer", point, plan, gain)[0]),)
 
 
@@ -155,16 +159,18 @@ def _slow_path(
     if reached.high is None or reached.high > most or not _saturating(level, most):
         return ()
     lost = point.loss.link_bandwidth if point.loss else None
+    copies = plan.spec.topology.backend in HOSTS_OWN
     path = (f"NCCL's log names {', '.join(nccl.transports)}",) if nccl and nccl.transports else ()
     evidence = (
         f"large messages reach {reached.value:.3g} Gbit/s over the {level.name}, "
         f"but the topology promises {level.nominal_gbit_s:.3g}",
         "the traffic takes a slower path than the topology promises, or one host's link is slow",
         *path,
+        *(("or the processors cannot send faster: this back end copies every byte",) if copies else ()),
     )
     share = lost and lost * (1 - reached.value / level.nominal_gbit_s)
     tried, _ = remedies("slow_path", point, plan, no_gain)
-    return (named("slow_path", point, share, evidence, tried, "high"),)
+    return (named("slow_path", point, share, evidence, tried, "medium" if copies else "high"),)
 
 
 def _saturating(level: FabricLevel, most_gbit_s: float) -> bool:

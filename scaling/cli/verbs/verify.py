@@ -116,7 +116,7 @@ def _alternating(jobs: list[Job]) -> Gains:
     steps = [_plain_ns(_measured(job)) for job in jobs]
     first, second = jobs[0].plan, jobs[1].plan
     n = first.trials[0].world_size
-    samples = second.spec.batch_at(n) / first.spec.batch_at(n)
+    samples = remedies.samples_ratio(second.spec, first.spec, n)
     return remedies.alternating(np.array(steps[::2]), np.array(steps[1::2]), samples, first.spec.seed)
 
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.compare.runs import compare
-from scaling.analysis.decompose.loss import is_split
+from scaling.analysis.decompose.loss import SLOW_BASE, is_split
 from scaling.analysis.results import Measured
 from scaling.report.answer import answer
 from scaling.settings.schedule import ALONE
@@ -107,3 +107,13 @@ def test_latency_is_told_from_bandwidth_where_the_fit_tells_more_than_their_sum(
     """Beside a rank that is late by 40 of 56 ms, latency once was 0.60 +-2.37 of the step, and both were 0.057."""
     latency, both = Measured(0.03, 0.03 - half_width, 0.03 + half_width, 4), Measured(0.057, 0.041, 0.072, 4)
     assert is_split(latency, both) is split
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, 1), (2, 0)])
+def test_a_slow_rank_that_ran_the_whole_batch_alone_is_said_to_be_the_base(
+    measure, cluster, strong, rank, told
+):
+    slow = cluster.Straggler(rank=rank, extra_ns=20e6, alone=True)
+    run = measure(replace(strong, world_sizes=(1, 4), stragglers=(slow,)))
+    assert run.point(4).straggler.rank == rank
+    assert run.analysis.quality.warnings.count(SLOW_BASE) == told

@@ -1,11 +1,12 @@
 """What bytes do not explain in a curve, and nothing else."""
 
 import random
-from itertools import pairwise
 
 import pytest
+from support.results import spec
 
-from scaling.analysis.network.cliffs import Timed, cliffs
+from scaling.analysis.network.cliffs import Timed, cliffs, warnings
+from scaling.analysis.results import Cliff, Fabric, FabricLevel
 
 KIB, MIB = 2**10, 2**20
 
@@ -75,5 +76,20 @@ def test_two_times_in_turns_are_one_unsteady_range():
     points = sweep(lambda s: protocols(s) * (6 if s.bit_length() % 2 and 64 * KIB <= s < 8 * MIB else 1))
     (found,) = cliffs(points)
     assert found.kind == "unsteady"
-    rises = [after.time / before.time for before, after in pairwise(points) if after.bytes <= found.to_bytes]
-    assert found.factor == pytest.approx(max(rises))
+    assert 4 < found.factor < 6  # the larger message's own bytes are no cliff
+
+
+@pytest.mark.parametrize(("collective", "buckets"), [("all_reduce", True), ("all_gather", False)])
+def test_only_messages_that_ddp_makes_are_made_larger_by_its_buckets(collective, buckets):
+    cliff = Cliff(collective=collective, kind="falls", from_bytes=MIB, to_bytes=2 * MIB, factor=0.5)
+    level = FabricLevel(
+        world_size=2,
+        name="host",
+        alpha_us=None,
+        busbw_gbit_s=None,
+        nominal_gbit_s=None,
+        curve=(),
+        cliffs=(cliff,),
+    )
+    (line,) = warnings(Fabric(levels=(level,)), spec())
+    assert ("ddp.bucket_cap_mb=2 or more" in line) is buckets

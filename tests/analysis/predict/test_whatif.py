@@ -313,3 +313,13 @@ def test_a_replay_of_all_reductions_of_a_step_makes_no_link_slower(measure, trut
     (source,) = read_sources(RunRecords(tables, plan))
     assert (source.reductions, source.wire) == (2, 1.0)
     assert source.link.beta_ns[0] == pytest.approx(truth.beta_ns, rel=0.05)
+
+
+def test_a_reduction_slows_compute_by_as_much_whatever_the_batch(measure, cluster, truth, expected):
+    """Twice the batch has the same messages: an overlap that takes 20 % of the compute then takes 10 %."""
+    slowed = dataclasses.replace(truth, overlap=1.2, ddp_ns=0.0, fixed_share=0.0)
+    source = next(s for s in read_sources(measure(slowed).records) if s.world_size == 4)
+    known = expected(dataclasses.replace(slowed, overlap=1.1), 4, 2 * truth.batch)
+    found = predict(source, Change(batch=2 * truth.batch))["step"]
+    assert found.value == pytest.approx(known, rel=2 * NEAR)
+    assert found.low < known < found.high

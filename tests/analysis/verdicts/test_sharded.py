@@ -6,6 +6,7 @@ import pytest
 from support.results import spec
 
 from scaling.analysis.results import Degrees, LossOfKind, Measured, Point
+from scaling.analysis.verdicts.remedies import offers
 from scaling.analysis.verdicts.sharded import replicated, sharded_link
 from scaling.settings.parallel import Fsdp, Parallel
 
@@ -91,7 +92,9 @@ def test_what_is_set_already_is_not_offered():
     assert not {"fsdp.reshard_after_forward=false", "fsdp.reduce_dtype=bf16"} & set(overrides(found))
 
 
-@pytest.mark.parametrize(("degree", "hosts_ranks", "said"), [(12, 8, 6), (8, 4, 4), (4, 8, 2), (3, 8, None)])
+@pytest.mark.parametrize(
+    ("degree", "hosts_ranks", "said"), [(12, 8, 6), (8, 4, 4), (4, 8, 2), (3, 8, None), (8, 6, 4)]
+)
 def test_divided_layers_that_wait_are_offered_fewer_ranks_a_group_which_divide_it(degree, hosts_ranks, said):
     cost = LossOfKind(kind="tensor", phase="forward", bandwidth=Measured(0.2, 0.19, 0.21))
     mesh = Degrees(strategy="fsdp_tp", shard=2, tensor=degree)
@@ -104,3 +107,47 @@ def test_divided_layers_that_wait_are_offered_fewer_ranks_a_group_which_divide_i
     )
     offers = [one for one in sharded_link(there, spec) if one.overrides.startswith("parallel.tensor")]
     assert [one.overrides for one in offers] == ([f"parallel.tensor={said}"] if said else [])
+    assert all(("on one host" in one.code) == (hosts_ranks % said == 0) for one in offers)
+
+
+def test_shards_within_a_host_leave_the_layers_divided_as_they_are():
+    """32 ranks, 8 a host, two of which divide the layers: four of a host can shard."""
+    cost = LossOfKind(kind="all_gather", phase="forward", bandwidth=Measured(0.2, 0.19, 0.21))
+    mesh = Degrees(strategy="fsdp_tp", shard=16, tensor=2)
+    there = dataclasses.replace(point(), world_size=32, hosts=4, loss_by_kind=(cost,), parallel=mesh)
+    asked = dataclasses.replace(run(), parallel=Parallel(name="fsdp_tp", replicate=1, tensor=2))
+    asked = dataclasses.replace(
+        asked, topology=dataclasses.replace(asked.topology, hosts=4, ranks_per_host=8)
+    )
+    (offer,) = (o for o in sharded_link(there, asked) if "hsdp" in o.overrides)
+    assert offer.overrides == "parallel=hsdp_tp parallel.tensor=2"
+    assert "hosts x 4" in offer.code
+    assert "a rank holds 4 times" in offer.code
+
+
+def test_divided_layers_alone_reduce_nothing_that_could_be_reduced_less_often():
+    asked = dataclasses.replace(run(), parallel=Parallel(name="tp", replicate=1, tensor=4))
+    mesh = Degrees(strategy="tp", shard=1, tensor=4)
+    there = dataclasses.replace(point(), parallel=mesh)
+    assert not any("accumulation" in o for o in overrides(sharded_link(there, asked)))
+    assert any("accumulation" in o for o in overrides(sharded_link(point(), run())))
+
+
+def test_a_wait_that_is_not_split_has_the_remedies_of_sharded_training(plan):
+    fsdp = dataclasses.replace(plan, spec=run())
+    assert "parallel=ddp" not in overrides(
+        offers("communication", point(), fsdp)
+    )  # a rank may not hold it all
+    assert any(
+        "reduce_dtype" in o
+        for o in overrides(offers("communication", point(reduce_scatter_backward=0.2), fsdp))
+    )
+    assert not any("no_sync" in o.code for o in offers("communication", point(), fsdp))
+
+
+def test_an_optimizer_that_runs_half_as_often_needs_no_reduction(plan):
+    divided = dataclasses.replace(
+        plan, spec=dataclasses.replace(run(), parallel=Parallel(name="tp", replicate=1, tensor=4))
+    )
+    (offer,) = (o for o in offers("optimizer", point(), divided) if "accumulation" in o.overrides)
+    assert offer.code.startswith("optimizer.step() once in 2 batches")

@@ -525,3 +525,27 @@ def test_each_remedy_stands_once_and_says_that_it_takes_fewer_optimizer_steps(pl
     (less_often,) = [r for v in found for r in v.try_ if "accumulation_steps" in r.overrides]
     assert less_often.assumes == "half as many optimizer steps for the same samples; check the loss"
     assert "what to try for link bandwidth helps here too" in found[1].evidence
+
+
+def test_what_divided_layers_compute_beyond_their_part_is_said(plan):
+    """One rank alone takes 100 ms, two that divide the layers 62 each: 12 ms of that are the strategy's."""
+    lost = point(
+        {"strategy_overhead": 0.17},
+        arms_ms=ArmTimes(bare_one=about(100.0), bare_all=about(100.0), ddp_solo=about(100.0)),
+        parts_ms=StepParts(
+            input=about(1.0), forward=about(20.0), backward=about(38.0), optimizer=about(2.0), host=about(1.0)
+        ),
+        parallel=Degrees(strategy="tp", tensor=2),
+    )
+    said = " ".join(evidence_of("strategy_overhead", lost))
+    assert "without its waits a rank takes 62.0 ms a step" in said
+    assert "would take 50.0 ms each" in said
+
+
+def test_tokens_whose_squares_take_time_are_weighed_by_it(plan):
+    squared = replace(UNEVEN, per_square_us=about(0.1, 0.01))
+    (found,) = verdicts(point({"imbalance": 0.2}, tokens=squared), plan)
+    assert "20 us a token and 0.1 us a squared one" in found.evidence[0]
+    assert found.evidence[1].startswith(
+        "by the time that they take, the rank with most in a step has 25% more"
+    )
