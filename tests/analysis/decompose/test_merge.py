@@ -308,3 +308,14 @@ def test_two_micro_steps_cost_twice_what_one_costs(pair):
         assert found == pytest.approx(2 * getattr(once.parts_ms, part).value, rel=0.05), part
     assert twice.loss.straggler.value == pytest.approx(once.loss.straggler.value, rel=0.05)
     assert twice.comm.hidden_share.value == pytest.approx(once.comm.hidden_share.value, abs=0.03)
+
+
+def test_what_waits_for_the_host_is_in_the_replay_and_in_what_was_replayed():
+    """Else the link would cost it a second time, beside `host`."""
+    stamps = trained(np.zeros((2, 2)))
+    late = replace(stamps, enqueue=stamps.launch + 1, host_ns=2.0)
+    merged_late = merge(late)
+    assert merged_late.exposed_enqueue[1:].sum() > 0
+    cycles = list(cycles_of((0, 0), late, merged_late))
+    waits = merged_late.exposed_transfer + merged_late.exposed_enqueue + late.buffer_wait
+    assert sum(cycle.moving.sum() for cycle in cycles) == pytest.approx(waits[1:].sum(), rel=0.01)

@@ -6,7 +6,7 @@ import pytest
 from support.results import spec
 
 from scaling.analysis.results import Degrees, LossOfKind, Measured, Point
-from scaling.analysis.verdicts.remedies import offers
+from scaling.analysis.verdicts.remedies import no_gain, offers, remedies
 from scaling.analysis.verdicts.sharded import replicated, sharded_link
 from scaling.settings.parallel import Fsdp, Parallel
 
@@ -151,3 +151,15 @@ def test_an_optimizer_that_runs_half_as_often_needs_no_reduction(plan):
     )
     (offer,) = (o for o in offers("optimizer", point(), divided) if "accumulation" in o.overrides)
     assert offer.code.startswith("optimizer.step() once in 2 batches")
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "offered"), [(Measured(0.2, 0.15, 0.25, 5), True), (Measured(0.015, -0.02, 0.05, 5), False)]
+)
+def test_a_gain_that_may_be_a_loss_is_not_offered(plan, bandwidth, offered):
+    cost = LossOfKind(
+        kind="all_gather", phase="backward", latency=Measured(0.0, 0.0, 0.0, 5), bandwidth=bandwidth
+    )
+    there = dataclasses.replace(point(), loss_by_kind=(cost,))
+    given, _ = remedies("link_bandwidth", there, dataclasses.replace(plan, spec=run()), no_gain)
+    assert ("fsdp.reshard_after_forward=false" in overrides(given)) is offered

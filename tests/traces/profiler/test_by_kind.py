@@ -175,3 +175,20 @@ def test_copies_on_a_communicators_stream_without_a_call_are_named(trace, tmp_pa
     assert code == 0
     assert found["trace"][0]["ranks"][0]["exposed_ms"]["value"] == pytest.approx(0.030)
     assert any("Memcpy PtoP" in w and "counted as communication" in w for w in found["quality"]["warnings"])
+
+
+@pytest.mark.parametrize(("name", "offered"), [("_allgather_base", False), ("allreduce", True)])
+def test_remedies_of_ddp_are_offered_for_all_reduces_alone(trace, tmp_path, analysed, name, offered):
+    for rank in range(2):
+        made = trace(rank)
+        for k in range(6):
+            at = 1000 + 100 * k
+            made.step(k, at - 5, 99).add("cpu_op", "aten::mm", at - 4, 2)
+            made.kernel("gemm", at, 40, launched=at - 4)
+            told = {"Collective name": name, "In msg nelems": 500, "Out msg nelems": 1000, "dtype": "Float"}
+            told |= {"Process Group Name": "0", "Group size": 2}
+            made.kernel(NAMES[name], at + 40, 40, launched=at + 1, stream=20, **told)
+        made.write(tmp_path / f"rank-{rank}.json")
+    _, found = analysed(tmp_path)
+    link = next(v for v in found["verdicts"] if v["cause"] == "link_latency")
+    assert bool(link["try"]) is offered
