@@ -113,10 +113,11 @@ def test_models_that_differ_have_a_best_row_each_and_why_is_said(sample):
     both = tuple(SweepBest(row=k, rivals=()) for k in (1, 3))
     said = answer(replace(swept(*rows, best=both), keys=("model",)))
     assert said.startswith(
-        "A sample of one model or task is other work than a sample of another, so each has a best row of its own. "
+        "Samples of different models or tasks, and simulated ones beside measured ones, are not compared, so each kind "
+        "has a best row of its own. "
         "The most samples a second, 200 ±4, come with model=gpt2 at 2 ranks"
     )
-    assert "other work" not in answer(replace(swept(*rows, best=both[:1]), keys=("model",)))
+    assert "are not compared" not in answer(replace(swept(*rows, best=both[:1]), keys=("model",)))
 
 
 def test_ranks_that_may_be_as_fast_as_one_are_not_called_slower(sample):

@@ -143,6 +143,10 @@ def test_a_preloaded_nccl_is_the_one_that_runs(nccl_library):
     assert answers(preload=nccl_library(NEWER)) == ["2.30.7, torch was built with 2.28.9", "device 0"]
 
 
+BRINGS_NCCL = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch loads an NCCL of its own")
+
+
+@BRINGS_NCCL
 def test_nccl_that_torch_loaded_is_asked_by_its_file(nccl_library):
     said, gate = answers(nccl_library(OLDER))
     assert said == "2.28.9"
@@ -155,6 +159,7 @@ def test_a_preloaded_nccl_comes_before_the_one_of_torch(nccl_library):
     )
 
 
+@BRINGS_NCCL
 def test_without_a_library_of_its_own_the_build_says_which_nccl_runs():
     said, gate = answers()
     assert said == "2.28.9"
