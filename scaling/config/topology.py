@@ -82,6 +82,8 @@ def to_cluster(config: Composed) -> Cluster:
                     f"cluster.{program}.{name}: a long option of {program} is expected, such as "
                     f"{'mail-type' if program == 'sbatch' else 'network'}"
                 )
+        _check_secrets({f"cluster.{program}.{name}": str(value) for name, value in options.items()})
+    _check_secrets({f"cluster.setup[{index}]": line for index, line in enumerate(config.setup)})
     usual_s = START_S if config.container.image is None else START_IN_IMAGE_S
     return freeze(
         Cluster,
@@ -96,6 +98,20 @@ def to_cluster(config: Composed) -> Cluster:
 
 def _options(given: Mapping[str, Any]) -> dict[str, str]:
     return {str(k): "" if v is None or v is True else str(v) for k, v in given.items()}
+
+
+_FILLED_IN = re.compile(r"=\s*[\"']?(\$\(|`|\$\w+)")
+"""What the shell fills in later, as in `export HF_TOKEN=$(cat file)`: the text itself holds no secret there."""
+
+
+def _check_secrets(texts: Mapping[str, str]) -> None:
+    """InputError for a text that holds a secret; `texts`: by the key that has it."""
+    for key, text in texts.items():
+        if is_secret_value(_FILLED_IN.sub(" ", text)):
+            raise InputError(
+                f"{key}: this secret would be written into the run's folder; set it in the environment of `scaling` "
+                "instead, which the job inherits, or let cluster.setup read it from a file: export NAME=$(cat FILE)"
+            )
 
 
 def to_env(key: str, config: Mapping[str, Any]) -> dict[str, str]:

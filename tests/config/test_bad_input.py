@@ -145,6 +145,23 @@ CASES = [
         "cluster.gres=gpu:8 is given too",
     ),
     (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.array=0-3"], "would share one"),
+    (
+        [
+            "submit",
+            "--dry-run",
+            "topology=pcie_node",
+            "cluster.setup=['umask 7','export HF_TOKEN=hf_abcdefgh1']",
+        ],
+        "cluster.setup[1]: this secret would be written into the run's folder",
+    ),
+    (
+        ["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.export='ALL,WANDB_API_KEY=abc1'"],
+        "cluster.sbatch.export: this secret would be written into the run's folder",
+    ),
+    (
+        ["submit", "--dry-run", "topology=pcie_node", "+cluster.srun.network='https://me:hush@host'"],
+        "cluster.srun.network: this secret would be written into the run's folder",
+    ),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.time=2"], "cluster.time=19 holds all of it"),
     (
         ["run", "topology=pcie_node"],

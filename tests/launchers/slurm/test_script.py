@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import tempfile
@@ -117,6 +118,19 @@ def test_the_script_goes_on_with_its_run_where_it_was_submitted():
     assert "\narguments=(--resume /runs/one)\n" in script
     assert "\ncd -- '/my work'\n" in script
     assert "\nmodule load cuda\n" in script
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export HF_TOKEN=$(cat ~/hf_token); umask 7",
+        'export HF_TOKEN="$(<~/hf_token)" WANDB_API_KEY=`cat ~/wandb`',
+        "export HF_TOKEN=$MY_TOKEN",
+        "module load cuda/12.4; ulimit -n 65536; export NCCL_IB_PKEY=0x7fff",
+    ],
+)
+def test_the_script_may_fetch_a_secret_and_holds_none(line):
+    assert line in script_of("topology=pcie_node", f"cluster.setup=[{json.dumps(line)}]")
 
 
 def test_template_and_scripts_are_shell(tmp_path):
