@@ -89,6 +89,13 @@ class Vigil:
             waited = {"silent_s": silent_s, "patience_s": self.patience_s(now), "moved": moved}
             self._progress({"stage": "start", **self._record, **waited})
 
+    def excuse(self, gap_s: float) -> None:
+        """Leave out time in which this process did not run, and maybe no rank did."""
+        self._heard += gap_s
+        self._looked += gap_s
+        self._moved += gap_s
+        self._fresh += gap_s
+
     def silent_s(self, now: float) -> float:
         """How long there has been no progress."""
         return now - self._heard
@@ -128,6 +135,8 @@ class Vigil:
 POLL_S = 0.2
 MISSING_S = 40
 """How long a rank may be gone while others go on. torchrun ends the others within 30 s when it notices."""
+SUSPENDED_S = 5.0
+"""A pause between two looks that takes longer is of a job that was suspended."""
 CALL_S = 1.0
 """Between two looks at the list of processes."""
 LINGER_S = 4
@@ -205,8 +214,12 @@ def _wait(
     complete = called = time.monotonic()
     failed, roll = float("inf"), evidence.Roll(launch)
     while process.poll() is None:
+        asleep = time.monotonic()
         time.sleep(POLL_S)
         now = time.monotonic()
+        if now - asleep > SUSPENDED_S:  # the clock goes on, and the ranks could not
+            vigil.excuse(now - asleep)
+            complete, failed = complete + now - asleep, failed + now - asleep
         # Until rank 0's first record: all ranks are there then, and measuring begins.
         if not vigil.begun and now - called > CALL_S:
             roll.call()

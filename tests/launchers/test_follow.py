@@ -3,9 +3,11 @@
 import os
 import signal
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
+from support.commands import start_python
 
 from scaling.launchers.follow import follow
 from scaling.launchers.launcher import Command
@@ -59,3 +61,31 @@ def test_a_signal_whose_handler_raises_leaves_the_other_one_s_in_place(launch, m
             install(number, handler)
     assert outcome.status == "interrupted"
     assert told == [signal.SIGTERM]
+
+
+FOLLOWING = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from scaling.launchers.follow import follow
+from scaling.launchers.launcher import Command
+from scaling.records.paths import RunFolder
+
+limits = SimpleNamespace(step_timeout_s=6, start_timeout_s=6)
+command = Command(argv=("sleep", "11"), env={})
+folder = RunFolder(Path(sys.argv[1])).launch(0)
+outcome = follow(command, folder, limits, lambda _: None, lambda: print("started", flush=True))
+print(outcome.status, outcome.error)
+"""
+
+
+@pytest.mark.slow
+def test_the_time_of_a_job_that_is_suspended_is_no_silence(launch, tmp_path):
+    """As with `scontrol suspend` and `docker pause`: this machine's clock goes on."""
+    with start_python("-c", FOLLOWING, str(tmp_path)) as process:
+        assert process.stdout.readline() == "started\n"
+        time.sleep(1)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(7)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=60)[0] == "done None\n"
