@@ -65,12 +65,18 @@ _Shape = tuple[int, int, int, int, int]
 """What steps have in common that can be unpacked together: i, n, s, c and w of records.format.PackedRecord."""
 
 
-class Gathered:
-    """Rows of the blocks of a stretch, while they are read."""
+ROOM_ROWS, ROWS_A_BYTE = 1 << 20, 2
+"""How many rows a stretch may unpack to at most. Measured steps take 4 bytes a row and more; where a virtual clock has
+them take exactly the same time, 1000 to a block and 50 collectives each, there are 1.4 rows a byte. zlib goes to 50."""
 
-    def __init__(self) -> None:
+
+class Gathered:
+    """Rows of the blocks of a stretch, while they are read. `size`: the bytes of their lines."""
+
+    def __init__(self, size: int) -> None:
         self.steps, self.collectives, self.parameters = _Rows(), _Rows(), _Rows()
         self.lost = 0
+        self.room = ROOM_ROWS + ROWS_A_BYTE * size
 
     def frames(self, keys: pl.DataFrame) -> dict[str, pl.DataFrame]:
         """The tables, once; `keys`: the stretch's `blocks` with the columns that each row repeats."""
@@ -102,9 +108,11 @@ def gather(number: int, rows: Ints, texts: Sequence[bytes], shifts: Sequence[Shi
     for row, shift, records in zip(rows.tolist(), shifts, read, strict=True):
         for record in records:
             if isinstance(record, Packed):
-                if record.b != number:
+                count = record.n * (1 + record.c)
+                if record.b != number or count > into.room:
                     into.lost += record.n
                 elif (numbers := _unpacked(record)) is not None:
+                    into.room -= count
                     shape = record.i, record.n, record.s, record.c, record.w
                     alike[shape].append((row, shift, numbers))
             elif isinstance(record, Block) and record.parameters:
@@ -221,7 +229,7 @@ class Stretch:
         """The tables of its blocks by name, block after block and rank by rank; and how many steps belong to none."""
         blocks = self.blocks.sort("block", "rank")
         texts = _texts(self.files, blocks)
-        rows = Gathered()
+        rows = Gathered(sum(map(len, texts)))
         for (number,), part in blocks.with_row_index("at").group_by("block", maintain_order=True):
             shifts = [self.files[rank].shift for rank in part["rank"].to_list()]
             gather(int(number), part["at"].cast(pl.Int64).to_numpy(), texts, shifts, rows)

@@ -1,10 +1,12 @@
 """Tables are the same however a run is read: in small stretches, by other processes, some files or all at once."""
 
+import base64
 import json
 import math
 import os
 import shutil
 import signal
+import zlib
 from pathlib import Path
 
 import polars as pl
@@ -16,6 +18,7 @@ from scaling.cli import pipeline
 from scaling.records import collect as reading
 from scaling.records import tables
 from scaling.records import tables as frames
+from scaling.records.decode import PLAIN_WIDTH
 from scaling.records.paths import RunFolder
 from scaling.records.processes import Processes
 from scaling.records.tables import SCHEMAS
@@ -111,6 +114,22 @@ def test_parts_are_whole_blocks(whole, parts):
     assert sum(frame.height for frame in rows) == found.steps.collect().height
     blocks = [set(frame["block"]) for frame in rows]
     assert sum(map(len, blocks)) == len(set.union(*blocks))
+
+
+def test_lines_that_would_unpack_to_far_more_than_was_measured_are_left_out(whole, tmp_path):
+    other, steps = copy(whole, tmp_path / "run"), 3_000_000
+    packed = base64.b64encode(zlib.compress(bytes(steps * PLAIN_WIDTH * 8))).decode()
+
+    def padded(lines):
+        at, block = next((k, line) for k, line in enumerate(lines) if line["t"] == "block")
+        lines.insert(
+            at, {"t": "steps", "b": block["id"], "i": 100, "n": steps, "s": PLAIN_WIDTH, "z": packed}
+        )
+
+    rank_files.change(other.launch(0).rank(2), padded)
+    expected, found = unchecked(whole), unchecked(other)
+    assert found.steps.collect().height == expected.steps.collect().height
+    assert found.dropped_samples == expected.dropped_samples + steps
 
 
 @pytest.mark.parametrize("how", ["parts", "processes"])
