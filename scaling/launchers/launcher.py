@@ -117,7 +117,7 @@ def start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
             env={**os.environ, **command.env},
             cwd=command.cwd,
             start_new_session=True,  # so that Ctrl-C at the terminal reaches only this process, which ends the launch
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  # safe beside other threads: it only calls prctl
+            preexec_fn=die_with_parent,  # noqa: PLW1509  # safe beside other threads: it only calls prctl
         )
 
 
@@ -152,6 +152,6 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child: SIGTERM when the program that started it dies, even by SIGKILL (PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)

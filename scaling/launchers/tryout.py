@@ -16,7 +16,8 @@ from pathlib import Path
 
 from scaling import resources
 from scaling.errors import InputError
-from scaling.launchers.torchrun import build_device
+from scaling.launchers.launcher import die_with_parent, end
+from scaling.launchers.torchrun import build_device, reaped
 from scaling.plain import tell
 from scaling.records import files
 from scaling.settings.budget import allowance_s
@@ -131,15 +132,21 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, timed: bool, step: bool) 
         # torch makes its cache's folder when it is imported, and leaves it behind.
         with tempfile.TemporaryDirectory(prefix="scaling-") as scratch:
             cache = {} if spec.compiles else {"TORCHINDUCTOR_CACHE_DIR": scratch}
-            done = subprocess.run(
-                [sys.executable, "-m", "scaling.worker.checks.tryout"],
-                input=json.dumps({"spec": files.encode(spec), **asked}),
-                capture_output=True,
+            with subprocess.Popen(
+                reaped((sys.executable, "-m", "scaling.worker.checks.tryout")),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
-                timeout=limit_s,
-                check=False,
                 env={**cache, **os.environ, "PYTHONPATH": resources.import_path()},
-            )
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  # safe beside other threads: it only calls prctl
+            ) as process:
+                try:
+                    request = json.dumps({"spec": files.encode(spec), **asked})
+                    out, err = process.communicate(request, timeout=limit_s)
+                finally:
+                    end(process)
     except subprocess.TimeoutExpired as error:
         if step or flops:
             tell(
@@ -147,16 +154,16 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, timed: bool, step: bool) 
                 f"{limit_s:.0f} s; the run goes on and shows whether it works"
             )
         return (error.stdout or b"").decode(errors="replace")
-    if done.returncode < 0 and timed:  # out of memory, at a batch that the launch may not reach either
-        return done.stdout
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
-        if done.returncode == SHOWS_NOTHING:
+    if process.returncode < 0 and timed:  # out of memory, at a batch that the launch may not reach either
+        return out
+    if process.returncode:
+        lines = [line for line in err.splitlines() if line.strip()]
+        reason = lines[-1] if lines else f"model._target_={model.target}: failed with {process.returncode}"
+        if process.returncode == SHOWS_NOTHING:
             tell(f"{reason} (tried on a CPU; the run goes on, since its devices are elsewhere)")
-            return done.stdout
+            return out
         pixels = spec.data.args.get("image"), model.args.get("image")
         if None not in pixels and pixels[0] != pixels[1]:
             reason += f" (data.image={pixels[0]} beside model.image={pixels[1]})"
         raise InputError(reason)
-    return done.stdout
+    return out

@@ -1,6 +1,13 @@
 """A model is tried with two samples on the run's own device; what shows nothing of the run refuses nothing."""
 
+import contextlib
+import os
+import signal
+from pathlib import Path
+
 import pytest
+from support.commands import start_python
+from support.processes import wait_until
 from torch.distributed.fsdp import FSDPModule
 
 from scaling.config.compose import requests
@@ -86,6 +93,36 @@ def test_a_slow_step_is_no_failure(plan_of, capsys, monkeypatch):
     monkeypatch.setattr(tryout, "TRY_S", 0.2)
     try_model(plan_of("factory", *LOCAL, "+model.args.seconds=60"))
     assert "a step of two samples was not done within 0 s; the run goes on" in capsys.readouterr().err
+
+
+HANGS = """
+import os, subprocess, time
+from pathlib import Path
+
+def factory():
+    worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path("pids").write_text(f"{os.getpid()} {worker.pid}\\n")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_model_that_hangs_ends_with_the_program_that_tries_it(tmp_path, number):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    asked = ("model=custom", "model._target_=hangs.factory", *LOCAL, "world_sizes=[1]")
+    driver = start_python("-m", "scaling.cli", "plan", "--time", *asked, cwd=tmp_path)
+    noted = tmp_path / "pids"
+    wait_until(lambda: noted.read_text().endswith("\n"), driver)
+    pids = [int(pid) for pid in noted.read_text().split()]
+    try:
+        driver.send_signal(number)
+        driver.communicate(timeout=60)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=30)
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert driver.returncode == (3 if number == signal.SIGTERM else -number)
 
 
 def test_what_this_torch_cannot_do_is_refused_before_a_launch(monkeypatch):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from scaling.cli.measuring import end_in_order
 from scaling.cli.output import print_json, say
 from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
@@ -33,6 +34,7 @@ from scaling.units import format_duration, format_rate, ranks
 
 def main(arguments: list[str]) -> int:
     """Print every run that the overrides ask for, as text or as one JSON document."""
+    end_in_order()
     rest, given = split("plan", arguments)
     refuse_simulated("plan", rest)
     asked = requests("plan", rest)

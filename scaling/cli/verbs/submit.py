@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from scaling.cli.measuring import analyse, print_report, require_alone, worst
+from scaling.cli.measuring import analyse, end_in_order, print_report, require_alone, worst
 from scaling.cli.output import say, warn
 from scaling.cli.pipeline import read_analysis
 from scaling.cli.simulated_run import refuse_simulated
@@ -38,6 +38,7 @@ PATIENCE_S = 900
 
 def main(arguments: list[str]) -> int:
     """Submit the runs that the command line asks for; with --wait, follow them to their end and print their reports."""
+    end_in_order()
     rest, given = split("submit", arguments)
     if given.resume is not None:
         require_alone("submit", arguments, alone=not rest and not given.dry_run)
