@@ -260,6 +260,15 @@ def test_a_wrong_value_is_one_line_where_causes_are_shown_in_full(tmp_path, monk
     refused(capsys, ["run", "world_sizes=[two]"], "a whole number is expected")
 
 
+def test_a_working_directory_that_is_not_new(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "fresh/0").mkdir(parents=True)
+    asked = ["launch", "topology=local", "topology.device=cpu", "--world-sizes", "1,2", "--fresh", "fresh"]
+    refused(capsys, [*asked, "train.py"], "--fresh fresh: is not empty; a folder that does not exist yet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "train.py"]
+
+
 def test_emulated_hosts_where_nothing_can_make_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))

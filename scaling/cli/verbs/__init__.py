@@ -109,7 +109,7 @@ VERBS: dict[str, Verb] = {
         "launch ... -m package.module: a module of a package, as torchrun takes it",
         "--world-sizes LIST: numbers of ranks, such as 1,2,4",
         "--no-probe: open a Probe for a script that has none",
-        "--fresh DIR: give each launch an empty working directory below this one",
+        "--fresh DIR: give each launch an empty working directory below this new one",
         "--time-limit S: end a launch after so many seconds, by default 3600",
         _VERBOSE,
         composed=True,

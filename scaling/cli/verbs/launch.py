@@ -46,6 +46,9 @@ def main(arguments: list[str]) -> int:
     name = script_name(script)
     request = asked.items[0]
     plan = plan_request(request)
+    fresh = None if given.fresh is None else Path(given.fresh)
+    if fresh is not None and fresh.is_dir() and any(fresh.iterdir()):
+        raise InputError(f"--fresh {fresh}: is not empty; a folder that does not exist yet is expected")
     if len(set(plan.spec.world_sizes)) < 2:
         raise InputError(
             f"--world-sizes {plan.spec.world_sizes[0]}: two world sizes or more are expected, such as 1,2"
@@ -64,7 +67,6 @@ def main(arguments: list[str]) -> int:
         world_sizes=plan.spec.world_sizes,
         repeats=plan.spec.repeats,
     )
-    fresh = None if given.fresh is None else Path(given.fresh)
     started = _launched(plan, folder, started, script, limit_s, name=name, fresh=fresh)
     return _finish(folder, started, verbose=given.verbose)
 
