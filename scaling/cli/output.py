@@ -14,6 +14,7 @@ import errno
 import io
 import json
 import os
+import select
 import sys
 from typing import Any, TextIO
 
@@ -45,12 +46,14 @@ class _Tolerant(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)
+            while (size := super().write(data)) is None:  # whoever gave us the stream made it not block
+                select.select([], [self.fileno()], [])
         except OSError as error:
             _discard(self.fileno(), os.O_WRONLY)
             if self.fileno() == 1 and error.errno not in GONE:
                 raise OSError(error.errno, error.strerror, "standard output") from error
             return memoryview(data).nbytes
+        return size
 
 
 def tolerate_closed() -> None:
@@ -76,9 +79,10 @@ def _discard(descriptor: int, mode: int) -> None:
 
 def _stream(was: TextIO | None, descriptor: int) -> TextIO:
     raw = _Tolerant(descriptor, "w", closefd=False)
+    strict = was is None or was.errors == "strict"  # would fail at a name that the terminal's encoding lacks
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=was.encoding if was else "utf-8",
-        errors=was.errors if was else "backslashreplace",
+        errors="backslashreplace" if strict else was.errors,
         line_buffering=descriptor == 2 or raw.isatty(),
     )

@@ -1,11 +1,14 @@
 """Standard streams that are closed or go away."""
 
+import fcntl
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from support.commands import command, environment
+from support.commands import command, environment, start_python
 from support.processes import captured
 
 
@@ -27,6 +30,30 @@ def test_what_is_opened_later_does_not_get_what_is_printed(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True)
     assert (tmp_path / "kept.txt").read_text() == "mine"
+
+
+def test_a_pipe_that_does_not_block_gets_all_of_it():
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writing, False)
+    code = (
+        "from scaling.cli.output import say, tolerate_closed\n"
+        "tolerate_closed(); say('x' * 100_000); say('end')\n"
+    )
+    with start_python("-c", code, stdout=writing) as process:
+        os.close(writing)
+        time.sleep(0.5)
+        with os.fdopen(reading, "rb") as file:
+            printed = file.read()
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+    assert printed == b"x" * 100_000 + b"\nend\n"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
+def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding, tmp_path):
+    code = "from scaling.cli.output import say, tolerate_closed\ntolerate_closed(); say('runs/日本')\n"
+    done = captured([sys.executable, "-c", code], env=environment({"PYTHONIOENCODING": encoding}))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "runs/\\u65e5\\u672c\n", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
