@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from scaling.errors import let_go
+from scaling.errors import InputError, let_go
 
 TEXT_BYTES_MAX = 64 << 20
 """A document, a log of one tool or an environment: real ones have kilobytes, analysis.json some megabytes."""
@@ -47,6 +47,14 @@ _KINDS = {
 
 class RefusedError(ValueError):
     """A file that this program does not read; the message says what was found and what would be accepted."""
+
+
+def without_tilde(path: str | os.PathLike[str], asked: str) -> Path:
+    """The path with its `~` replaced; InputError for a home folder that nobody has. `asked`: the option or key."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{asked}: no such home folder; a path that begins with / is expected") from None
 
 
 def open_file(path: Path, limit_bytes: int) -> BinaryIO:

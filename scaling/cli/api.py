@@ -24,6 +24,7 @@ from scaling.cli.simulated_run import from_run
 from scaling.config.compose import changed, require_readable
 from scaling.config.run import to_whatif
 from scaling.errors import InputError
+from scaling.reading import without_tilde
 from scaling.records.launch import Launches
 from scaling.records.run import read_config
 from scaling.settings.environment import MACHINE
@@ -132,7 +133,9 @@ def predict(
         if len(outcomes) > 1:
             raise InputError(f"{' '.join(overrides)}: one strategy on one topology is expected here")
         return outcomes[0].results
-    searched = [] if config_dir is None else _searched(Path(config_dir).expanduser())
+    searched = (
+        [] if config_dir is None else _searched(without_tilde(config_dir, f"--config-dir {config_dir}"))
+    )
     before, after = changed(read_config(run.folder), [*overrides, *searched])
     asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
     require_quiet(run, anyway=anyway)

@@ -37,6 +37,7 @@ from scaling.config.run import to_spec
 from scaling.config.schema import Composed, Config, WhatIfConfig, shaped
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
+from scaling.reading import without_tilde
 from scaling.settings.environment import is_of_links, is_of_machine
 from scaling.settings.plan import Request, Requests
 from scaling.settings.run import Tracking
@@ -316,7 +317,7 @@ def _request(cfg: DictConfig, machine: Machine) -> Request:
     with messages.one_line():
         config = OmegaConf.to_object(cfg)
     assert isinstance(config, Config)
-    run_dir = None if config.run_dir is None else Path(config.run_dir).expanduser()
+    run_dir = None if config.run_dir is None else without_tilde(config.run_dir, f"run_dir={config.run_dir}")
     return Request(spec=to_spec(config, machine), run_dir=run_dir, yaml=OmegaConf.to_yaml(cfg, resolve=True))
 
 

@@ -257,14 +257,17 @@ def _nccl_code(spec: Spec) -> int | None:
     """NCCL_VERSION_CODE of what ranks will load, from 2.9 on; None where it cannot be told here."""
     torch = _torch_folder()
     library = torch.parent / "nvidia/nccl/lib/libnccl.so.2" if torch else None
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *([str(library)] if library and library.is_file() else [])],
-        env={**os.environ, **spec.env},
-        capture_output=True,
-        text=True,
-        timeout=MPS_LIMIT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ASK, *([str(library)] if library and library.is_file() else [])],
+            env={**os.environ, **spec.env},
+            capture_output=True,
+            text=True,
+            timeout=MPS_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else None
 
 

@@ -223,6 +223,15 @@ CASES = [
     (["compare", "a", "b", "--into"], "--into DIR is expected"),
     (["submit", "--dry-run", "--resume", "a"], "--resume RUN is expected alone"),
     (["doctor", "--parity", "nowhere/p.json"], "cannot be written to"),
+    (["doctor", "--parity", "~nosuch/p.json"], "--parity ~nosuch/p.json: no such home folder"),
+    (
+        ["plan", "run_dir='~nosuch/run'"],
+        "run_dir=~nosuch/run: no such home folder; a path that begins with /",
+    ),
+    (
+        ["plan", "--time", "data=folder", "data.path='~nosuch/images'", "world_sizes=[1]"],
+        "data.path=~nosuch/images: no such home folder",
+    ),
     (["doctor", "-m", "model=mlp,highmem_cnn"], "checks one configuration"),
     (["import", "nccl-tests", "a", "b"], "2 words (KIND FILE) expected, 3 given"),
     (["report", __file__], f"{__file__}: is a file; "),

@@ -19,6 +19,7 @@ from support.processes import captured
 from scaling import resources
 from scaling.config.compose import requests
 from scaling.errors import InputError
+from scaling.launchers import torchrun
 from scaling.launchers.jobs import launcher_of
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.torchrun import reaped, require_nccl
@@ -264,6 +265,12 @@ def test_an_nccl_that_cannot_join_ranks_of_one_gpu_is_refused_with_what_to_insta
     assert "\n" not in said
     monkeypatch.setenv("LD_PRELOAD", str(nccl_library(23007)))
     require_nccl(shared())
+
+
+def test_an_nccl_that_takes_too_long_to_load_refuses_nothing(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(torchrun, "MPS_LIMIT_S", 0.3)
+    require_nccl(shared(PYTHONPATH=str(tmp_path)))
 
 
 def test_the_wheel_that_is_named_is_that_of_torchs_cuda(tmp_path, nccl_library, monkeypatch):

@@ -18,6 +18,7 @@ from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import Job, create, jobs_of, launcher_of
 from scaling.launchers.tryout import try_model
+from scaling.reading import without_tilde
 from scaling.records.checkup import DOCTOR
 from scaling.records.files import write_json
 from scaling.records.launch import Launch
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """Exit status 1 on a problem of severity error, 3 when it was interrupted."""
     end_in_order()
     rest, given = split("doctor", arguments)
-    file = None if given.parity is None else Path(given.parity).expanduser()
+    file = None if given.parity is None else without_tilde(given.parity, f"--parity {given.parity}")
     asked = requests("doctor", rest)
     if not asked.items:
         return 0

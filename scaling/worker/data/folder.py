@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch.utils.data import Dataset
 
 from scaling.errors import InputError
+from scaling.reading import without_tilde
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 SCALE = (0.08, 1.0)
@@ -21,7 +20,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(self, path: str, image: int) -> None:
         """InputError when there are no images, or Pillow is not installed."""
-        root = Path(path).expanduser()
+        root = without_tilde(path, f"data.path={path}")
         if not root.is_dir():
             raise InputError(
                 f"data.path={path}: no such folder; a folder with one folder of images for each class is expected"
