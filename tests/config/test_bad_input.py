@@ -6,9 +6,13 @@ import json
 import os
 
 import pytest
+from golden import cases
 from support.commands import refused
 
 from scaling.cli.main import main
+from scaling.cli.pipeline import rebuild
+from scaling.config.compose import requests
+from scaling.records.paths import RunFolder
 
 CASES = [
     (["rnu"], "did you mean `run`"),
@@ -287,6 +291,19 @@ def test_emulated_hosts_where_nothing_can_make_them(tmp_path, monkeypatch, capsy
         "topology=emulated_pcie: emulated hosts need the command unshare (util-linux)",
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_remedy_that_cannot_be_measured_here_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    folder = RunFolder(cases.CASES["demo_slow_link"](tmp_path))
+    folder.config.write_text(requests("run", ["topology=emulated_pcie"]).items[0].yaml)
+    rebuild(folder)
+    analysis = json.loads(folder.analysis.read_text())
+    analysis["verdicts"][0]["try"] = [{"overrides": "ddp.comm_hook=bf16", "code": ""}]
+    folder.analysis.write_text(json.dumps(analysis))
+    before = sorted(folder.path.rglob("*"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused(capsys, ["verify", str(folder.path)], "emulated hosts need the command unshare (util-linux)")
+    assert sorted(folder.path.rglob("*")) == before
 
 
 def test_emulated_hosts_where_namespaces_are_forbidden(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from scaling.cli.pipeline import read_analysis
 from scaling.cli.verbs.arguments import parse
 from scaling.config.compose import again
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.jobs import Job, check_folder, create, plan_request
+from scaling.launchers.jobs import Job, check_folder, create, launcher_of, plan_request
 from scaling.reading import as_number
 from scaling.records.check import read_checked
 from scaling.records.files import write_json
@@ -52,6 +52,8 @@ def main(arguments: list[str]) -> int:
     below = (folder.path / "verify" / str(k) for k in itertools.count())
     parent = RunFolder(next(path for path in below if not path.exists()))
     jobs = _jobs(now, then, parent)
+    for job in jobs[:2]:  # the others are launched as these are
+        launcher_of(job.plan).require(job.plan)
     gain, same = remedies.interleaved(_measured(jobs[0])) if len(jobs) == 1 else _alternating(jobs)
     how = remedies.INTERLEAVED if len(jobs) == 1 else remedies.ALTERNATING
     verification = remedies.judge(plan, cause, remedy, gain, same, how)
