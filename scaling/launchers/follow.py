@@ -168,6 +168,7 @@ def follow(
             progress=progress,
         )
         silent_s, missing = _wait(process, launch, vigil)
+        last_line = evidence.last_line(launch)  # it prints more once it is told to end
         alone = process.poll()
         left = evidence.end(launch) if alone is None else []
     except KeyboardInterrupt as stop:
@@ -189,7 +190,14 @@ def follow(
     told = frozenset(ranks.get(worker.rank, worker.rank) for worker in left)
     stopped = frozenset(ranks.get(worker.rank, worker.rank) for worker in left if worker.stopped)
     gone = frozenset(ranks.get(rank, rank) for rank in missing)
-    seen = replace(gather(launch, ranks), told=told, stopped=stopped, missing=gone, silent_s=silent_s)
+    seen = replace(
+        gather(launch, ranks),
+        told=told,
+        stopped=stopped,
+        missing=gone,
+        silent_s=silent_s,
+        last_line=last_line,
+    )
     return cause(seen, launch) or LaunchOutcome(status="failed", error=last_error(launch, process.returncode))
 
 

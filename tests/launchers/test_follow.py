@@ -63,6 +63,24 @@ def test_a_signal_whose_handler_raises_leaves_the_other_one_s_in_place(launch, m
     assert told == [signal.SIGTERM]
 
 
+WAITING = """
+trap 'echo "srun: Cancelled pending job step with signal 15"; exit 1' TERM
+echo "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"; echo
+sleep 60 &
+wait
+"""
+
+
+def test_a_launcher_that_waited_for_nodes_says_so(launch):
+    limits = SimpleNamespace(step_timeout_s=2, start_timeout_s=2)
+    outcome = follow(Command(argv=("sh", "-c", WAITING), env={}), launch, limits, lambda _: None)
+    assert outcome.status == "timeout"
+    assert outcome.error.endswith(
+        "no rank says why; the launcher's last words: srun: Job 7 step creation temporarily disabled, retrying "
+        "(Requested nodes are busy)"
+    )
+
+
 FOLLOWING = """
 import sys
 from pathlib import Path

@@ -93,6 +93,7 @@ def cause(seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOutcome | None:
         return _unheard(seen, launch)
     if seen.silent_s:
         text = f"no progress for {seen.silent_s:.0f} s, and no rank says why"
+        text += f"; the launcher's last words: {seen.last_line[:200]}" if seen.last_line else ""
         return LaunchOutcome(status="timeout", error=text)
     return None
 

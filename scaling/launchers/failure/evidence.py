@@ -80,6 +80,8 @@ class LaunchEvidence:
     """Ranks that ended while others went on."""
     silent_s: float = 0.0
     """How long there was no progress; 0 where the end was seen."""
+    last_line: str = ""
+    """What the launcher had printed last by then."""
 
 
 def gather(launch: LaunchFolder, ranks: Mapping[int, int] | None = None) -> LaunchEvidence:
@@ -116,6 +118,12 @@ def _is_record(record: Any, kind: str) -> bool:
 def printed(launch: LaunchFolder) -> list[str]:
     """The output of every torchrun."""
     return [log_text(path) for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.launcher_log]]
+
+
+def last_line(launch: LaunchFolder) -> str:
+    """The last line that the launcher has printed so far, such as why `srun` waits; empty where there is none."""
+    lines = (line.strip() for line in reversed(log_text(launch.launcher_log).splitlines()))
+    return next(filter(None, lines), "")
 
 
 def _records(launch: LaunchFolder, kind: str) -> list[tuple[int, dict[str, Any]]]:
