@@ -117,6 +117,8 @@ def _check_secrets(texts: Mapping[str, str]) -> None:
 def to_env(key: str, config: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables as text. All are written into the run's folder: InputError for one that holds a secret."""
     for name, value in config.items():
+        if value is None or isinstance(value, bool | dict | list):
+            raise InputError(f"{key}.{name}={value}: a number or a text is expected, such as 1 or '\"true\"'")
         if is_secret(str(name)) or is_secret_value(str(value)):
             raise InputError(
                 f"{key}.{name}: this secret would be written into the run's folder; set it in the environment of "

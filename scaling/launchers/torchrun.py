@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from scaling import resources
@@ -88,6 +89,16 @@ def environment(
     return variables if interface is None else variables | {"GLOO_SOCKET_IFNAME": interface}
 
 
+def with_given(variables: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """A launch's environment with the variables that a config gives; of import paths this package's comes first."""
+    together = {**variables, **given}
+    if "PYTHONPATH" in given:
+        package, _, inherited = variables["PYTHONPATH"].partition(os.pathsep)
+        paths = (package, given["PYTHONPATH"], inherited)
+        together["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return together
+
+
 def numa_binding(spec: Spec) -> dict[str, str]:
     """How `launch/bind.sh` binds ranks to the cores near their GPUs; empty where they are not to be bound."""
     binding = spec.cluster.numa_binding
@@ -122,7 +133,7 @@ class Local(Launcher):
     def command(self, request: LaunchRequest) -> Command:
         """One torchrun over the loopback interface; beside an MPS server where its ranks share a GPU."""
         bound = numa_binding(request.spec)
-        env = {**environment(request, interface="lo"), **bound, **request.spec.env}
+        env = with_given({**environment(request, interface="lo"), **bound}, request.spec.env)
         argv = reaped(torchrun(request, request.ranks, *WHERE, bind=bool(bound)))
         if shares_gpu(request.spec):
             argv = (str(resources.folder("launch") / "mps.sh"), *argv)
@@ -173,7 +184,7 @@ class Emulated(Launcher):
                     "address": f"10.77.0.{host + 1}",
                     "rate_bit_s": inject.link_rate_bit_s if slowed else topology.link.rate_bit_s,
                     "command": torchrun(request, ranks, *where),
-                    "env": {**environment(request, interface="eth0"), **request.spec.env},
+                    "env": with_given(environment(request, interface="eth0"), request.spec.env),
                     "log": str(request.launch.agent_log(host).absolute()),
                 }
             )

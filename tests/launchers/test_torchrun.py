@@ -63,6 +63,16 @@ def command(spec, path):
     return launcher_of(plan).command(request)
 
 
+@pytest.mark.parametrize("topology", ["local", "emulated_pcie"])
+def test_an_import_path_that_is_given_stands_behind_this_package(topology, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/inherited")
+    asked = (f"topology={topology}", "topology.device=cpu", "world_sizes=[1,2]")
+    spec = planned(*asked, "+env.PYTHONPATH=/mine").spec
+    started = command(spec, tmp_path)
+    env = started.env if started.network is None else started.network["hosts"][1]["env"]
+    assert env["PYTHONPATH"] == f"{resources.import_root()}:/mine:/inherited"
+
+
 @pytest.mark.parametrize(
     ("ranks", "more", "said"),
     [(64, {}, None), (128, {}, "1"), (128, {"program": ("train.py",)}, None)],

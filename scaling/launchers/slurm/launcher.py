@@ -14,7 +14,7 @@ from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher, LaunchRequest
 from scaling.launchers.slurm.queue import JobAllocation, allocated, allocation
-from scaling.launchers.torchrun import environment, numa_binding, program_arguments
+from scaling.launchers.torchrun import environment, numa_binding, program_arguments, with_given
 from scaling.records.checkup import DOCTOR
 from scaling.settings.plan import Plan
 from scaling.settings.timeouts import start_limit_s
@@ -139,7 +139,7 @@ def _environment(request: LaunchRequest) -> dict[str, str]:
     inside = {} if container.image is None else {"python": container.python, "import_path": IN_IMAGE}
     env = environment(request, interface=interface, **inside)
     env |= {} if interface is None else {"NCCL_SOCKET_IFNAME": interface}
-    return env | numa_binding(request.spec) | cluster.env | request.spec.env
+    return with_given(env | numa_binding(request.spec), cluster.env | request.spec.env)
 
 
 def _in_image(request: LaunchRequest) -> list[str]:

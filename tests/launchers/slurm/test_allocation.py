@@ -192,12 +192,14 @@ def test_what_is_asked_for_the_nodes_is_in_the_environment(tmp_path):
         "+cluster.env.NCCL_IB_HCA=mlx5",
         "+cluster.env.NCCL_DEBUG=INFO",
         "+env.NCCL_DEBUG=WARN",
+        "+cluster.env.PYTHONPATH=/mine",
         "cluster.numa_binding=none",
     )
     env = argv_of(plan, tmp_path, [8]).env
     assert env["GLOO_SOCKET_IFNAME"] == env["NCCL_SOCKET_IFNAME"] == "ib0"
     assert env["NCCL_IB_HCA"] == "mlx5"
     assert env["NCCL_DEBUG"] == "WARN"  # the run's own wins over the cluster's
+    assert env["PYTHONPATH"].split(":")[:2] == [str(resources.import_root()), "/mine"]
     assert env["NCCL_DEBUG_FILE"] == str(tmp_path / "launches/3/nccl-%h-%p.txt")
     assert "SCALING_NUMA_BINDING" not in env
 
