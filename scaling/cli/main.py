@@ -84,6 +84,11 @@ def main(argv: list[str] | None = None) -> int:
         if error.errno == errno.ENAMETOOLONG:
             warn(f"{error.filename}: {error.strerror}; a shorter path is expected")
             return InputError.exit_code
+        if error.filename is None and "No usable temporary directory" in str(error):
+            warn(
+                "no temporary folder can be written to; make room in /tmp, or set TMPDIR to a folder that can be"
+            )
+            return InputError.exit_code
         ours = error.errno == errno.ENOENT if error.filename else error.errno not in _WRITING
         if ours:
             raise

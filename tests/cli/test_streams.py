@@ -56,6 +56,21 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "runs/\\u65e5\\u672c\n", "")
 
 
+def test_a_machine_without_a_temporary_folder_is_an_error_of_one_line(tmp_path):
+    """As where /tmp and the working directory are on a full disk."""
+    code = (
+        "import sys, tempfile\n"
+        "tempfile._candidate_tempdir_list = lambda: ['/nowhere']\n"
+        "from scaling.cli.main import main\n"
+        "sys.exit(main(['plan', '--time', 'model=mlp', 'topology=local', 'topology.device=cpu', 'world_sizes=[1]']))\n"
+    )
+    done = captured([sys.executable, "-c", code], cwd=tmp_path, env=environment())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "scaling: no temporary folder can be written to; make room in /tmp, or set TMPDIR"
+    )
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["help", "run"], ["-sc", "install=bash"]])
 def test_a_full_disk_is_an_error_of_one_line(words, tmp_path):
