@@ -116,16 +116,21 @@ def hostlist(names: Iterable[str]) -> str:
     return ",".join(parts)
 
 
+def significant(number: float, digits: int = 3) -> str:
+    """So many significant digits, more where the number is larger: 3120, not 3.12e+03."""
+    return f"{number:.0f}" if abs(number) >= 10 ** (digits - 1) else f"{number:.{digits}g}"
+
+
 def two_digits(number: float) -> str:
     """Two significant digits, more where the number is larger; no exponent from 10 on."""
-    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+    return significant(number, 2)
 
 
 def format_bytes(count: float) -> str:
     """1536 -> `1.5 KiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
-            return f"{count / size:.3g} {unit}" if count / size < 1000 else f"{count / size:.0f} {unit}"
+            return f"{significant(count / size)} {unit}"
     return f"{count:.0f} B"
 
 

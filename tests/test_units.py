@@ -13,6 +13,7 @@ from scaling.units import (
     parse_bytes,
     parse_rate_bit_s,
     parse_time_limit_s,
+    significant,
     spans,
     two_digits,
 )
@@ -131,6 +132,24 @@ def test_ranks_are_written_as_ranges(values, text):
 )
 def test_two_digits_need_no_exponent(number, text):
     assert two_digits(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "text"),
+    [
+        (0.5234, 3, "0.523"),
+        (99.97, 3, "100"),
+        (3120.2, 3, "3120"),
+        (101.94, 4, "101.9"),
+        (312_000.4, 4, "312000"),
+    ],
+)
+def test_a_large_number_needs_no_exponent(number, digits, text):
+    assert significant(number, digits) == text
+
+
+def test_nor_do_bytes_just_below_a_unit():
+    assert format_bytes(999.7 * 2**20) == "1000 MiB"
 
 
 @pytest.mark.parametrize(

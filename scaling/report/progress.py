@@ -73,7 +73,7 @@ def _say(console: Console, record: dict[str, Any], clock: TimeLeft | None) -> No
 
 
 def _print(console: Console, line: str) -> None:
-    console.print(message(line), highlight=False, markup=False, soft_wrap=True)
+    console.print(message(line), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def takes(plan: Plan) -> str:

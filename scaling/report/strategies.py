@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from scaling.analysis.results import Measured, PeakMemory, Point, StrategyResult, at
 from scaling.report.model import Column, Table, tabulated
 from scaling.report.text import NONE, cause_name, cell, count, quantity, ranks, status_name, value_of
-from scaling.units import format_bytes
+from scaling.units import format_bytes, significant
 
 NOTE = (
     "times x: throughput relative to the first strategy in the same rounds; transfer, skew: exposed wait per step; "
@@ -57,7 +57,7 @@ def _sent_bytes(point: Point) -> int:
 
 
 def _mib(size: int | None) -> str:
-    return f"{size / 2**20:.3g}" if size else NONE
+    return significant(size / 2**20) if size else NONE
 
 
 def _ratio(strategy: StrategyResult, n: int) -> Measured | None:

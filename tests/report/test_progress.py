@@ -17,3 +17,9 @@ def test_a_silence_says_when_it_will_be_ended(sample, capsys, monkeypatch, moved
     assert (
         said == f"scaling: end: nothing finished for 5.5 s, {state}; it is ended after 49 s without progress"
     )
+
+
+def test_what_a_rank_says_is_printed_as_it_is(sample, capsys):
+    with watching(sample.plan()) as report:
+        report({"said": "no entry a:key:b in [red]"})
+    assert "scaling: no entry a:key:b in [red]\n" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from scaling.report.model import (
     section,
     tabulated,
 )
-from scaling.units import format_bytes, format_duration
+from scaling.units import format_bytes, format_duration, significant
 
 PAIRS_SHOWN = 12
 NAME_WIDTH = 9
@@ -97,8 +97,9 @@ def _roofline(use: results.RooflineResult) -> Iterator[Section]:
     title = f"ceilings of rank {use.rank} ({use.device}), the best of some repetitions"
     yield section(title, ceilings)
     work = (
-        f"{use.flops / 1e9:.4g} GFLOP, {format_bytes(use.bytes)} read and written, {use.operators} operators; "
-        f"{use.achieved_flop_s.value / 1e9:.4g} GFLOP/s; {findings.use_line(use.mfu, use.hfu, use)}"
+        f"{significant(use.flops / 1e9, 4)} GFLOP, {format_bytes(use.bytes)} read and written, "
+        f"{use.operators} operators; "
+        f"{significant(use.achieved_flop_s.value / 1e9, 4)} GFLOP/s; {findings.use_line(use.mfu, use.hfu, use)}"
     )
     bounds = Table(
         columns=(("bound", ""), ("at least", "ms")),
@@ -113,13 +114,13 @@ def _roofline(use: results.RooflineResult) -> Iterator[Section]:
 def _ceiling(ceiling: results.CeilingResult) -> tuple[str, ...]:
     name = ceiling.name.replace("_", " ")
     if ceiling.unit == "1/s":
-        return (name, "", f"{ceiling.best.value / 1e6:.3g}", "M/s")
+        return (name, "", significant(ceiling.best.value / 1e6), "M/s")
     size = format_bytes(ceiling.size) if ceiling.unit == "bytes/s" else str(ceiling.size or "")
-    return (name, size, f"{ceiling.best.value / 1e9:.4g}", f"G{ceiling.unit}")
+    return (name, size, significant(ceiling.best.value / 1e9, 4), f"G{ceiling.unit}")
 
 
 def _ms(value: results.Measured) -> str:
-    return f"{value.value:.3g}"
+    return significant(value.value)
 
 
 PARITY: tuple[Column[doctor.Divergence], ...] = (
@@ -163,7 +164,7 @@ PAIRS: tuple[Column[doctor.PairBandwidth], ...] = (
     ("over", "", lambda p: "host" if p.same_host else "network"),
     ("peer", "access", lambda p: text.NONE if p.peer_access is None else "yes" if p.peer_access else "no"),
     ("message", "", lambda p: format_bytes(p.bytes)),
-    ("rate", "Gbit/s", lambda p: f"{p.bandwidth_gbit_s.value:.3g}"),
+    ("rate", "Gbit/s", lambda p: significant(p.bandwidth_gbit_s.value)),
 )
 MEMORY: tuple[Column[doctor.PhasePeak], ...] = (
     ("after", "", lambda p: p.phase),

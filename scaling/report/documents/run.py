@@ -44,7 +44,7 @@ from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.steps import history
 from scaling.report.strategies import strategy_table
 from scaling.settings.plan import HARNESS, SETTLED, Plan
-from scaling.units import count
+from scaling.units import count, significant
 
 HOW_SURE = "how sure"
 
@@ -234,7 +234,7 @@ def _step_time(where: results.StepTime) -> tuple[Block, ...]:
     rows = [(p.means.partition(":")[0], text.number(p.ms.value), f"{p.share:.1%}") for p in where.parts]
     rows.append(("not explained", text.number(where.unexplained_ms.value), ""))
     kernels = [
-        f"{k.operator} {k.shapes}: {k.ms.value:.3g} ms, {k.least_ms.value:.3g} at its ceiling; "
+        f"{k.operator} {k.shapes}: {significant(k.ms.value)} ms, {significant(k.least_ms.value)} at its ceiling; "
         f"{count(round(k.calls), 'call')}{f' in layer {k.layer}' * bool(k.layer)}"
         f"{f' and {k.layers - 1} more layers' * (k.layers > 1)}"
         for k in where.slowest
