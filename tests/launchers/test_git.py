@@ -5,7 +5,9 @@ import os
 import pytest
 from support.processes import captured
 
-from scaling.launchers.jobs import commit
+from scaling.cli.verbs import run as verb
+from scaling.config.compose import requests
+from scaling.launchers.jobs import commit, create, jobs_of
 
 ENV = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CEILING_DIRECTORIES": "/"}
 
@@ -30,6 +32,20 @@ def test_the_commit_and_whether_files_were_changed_since(repository):
     assert commit(folder) == head
     (folder / "file").write_text("two")
     assert commit(folder) == f"{head}-dirty"
+
+
+def test_a_run_that_goes_on_with_other_code_says_so(repository, monkeypatch, capsys):
+    folder, head = repository
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(verb, "_run", lambda *_, **__: 0)  # what is measured then does not matter here
+    asked = ["model=mlp", "topology=local", "topology.device=cpu", "world_sizes=[1]", "run_dir=run"]
+    create(jobs_of(requests("run", asked).items, multirun=False)[0])
+    assert verb.main(["--resume", "run"]) == 0
+    assert capsys.readouterr().err == ""
+    (folder / "file").write_text("two")
+    assert verb.main(["--resume", "run"]) == 0
+    told = f"scaling: run: began with commit {head}, and what is left is measured with {head}-dirty\n"
+    assert capsys.readouterr().err == told
 
 
 def test_outside_a_repository_and_without_git_there_is_none(tmp_path, monkeypatch):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from scaling.cli.measuring import check, end_in_order, require_alone, watch, worst
 from scaling.cli.output import warn
 from scaling.cli.simulated_run import is_simulated, simulate_run
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError, way_out
-from scaling.launchers.jobs import begun, create, jobs_of, launcher_of
+from scaling.launchers.jobs import begun, commit, create, jobs_of, launcher_of
 from scaling.launchers.runner import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
 from scaling.settings.plan import Plan
@@ -25,6 +27,11 @@ def main(arguments: list[str]) -> int:
         for plan, folder in runs:
             require_own(folder)
             launcher_of(plan).require(plan)
+            now = commit(Path.cwd())
+            if plan.commit and now and now != plan.commit:
+                warn(
+                    f"{folder.path}: began with commit {plan.commit}, and what is left is measured with {now}"
+                )
         return _run(runs, multirun=runs[0][1].path.parent == path, verbose=given.verbose)
     if is_simulated(rest):
         return simulate_run(rest)
