@@ -79,10 +79,10 @@ def _discard(descriptor: int, mode: int) -> None:
 
 def _stream(was: TextIO | None, descriptor: int) -> TextIO:
     raw = _Tolerant(descriptor, "w", closefd=False)
-    strict = was is None or was.errors == "strict"  # would fail at a name that the terminal's encoding lacks
+    errors = was.errors if was else "strict"
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=was.encoding if was else "utf-8",
-        errors="backslashreplace" if strict else was.errors,
+        errors="backslashreplace" if errors == "strict" else errors,  # for names that the encoding lacks
         line_buffering=descriptor == 2 or raw.isatty(),
     )

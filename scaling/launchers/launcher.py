@@ -134,7 +134,7 @@ def signals_deferred() -> Iterator[None]:
         signal.raise_signal(arrived)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """Send SIGTERM, once more, then SIGKILL, to the launch's process group. A second Ctrl-C skips a wait."""
     try:
         for wait_s in (END_S, GONE_S):
@@ -147,7 +147,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal(process: subprocess.Popen[Any], number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
