@@ -17,7 +17,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ class Phases:
         self.looking = True
         """Whether `samples` and `precision` are still to be found."""
         self.precision = ""
-        self.optimizers: dict[int, torch.optim.Optimizer] = {}
-        """Optimizers that stepped, by id."""
+        self.optimizers: MutableMapping[int, torch.optim.Optimizer] = weakref.WeakValueDictionary()
+        """Optimizers that stepped, by id, while the loop keeps them."""
         self._handles: list[Any] = [
             register_optimizer_step_pre_hook(guarded(self._before_optimizer)),
             register_optimizer_step_post_hook(guarded(self._after_optimizer)),

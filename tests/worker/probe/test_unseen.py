@@ -277,6 +277,21 @@ def test_a_closed_probe_holds_no_model(tmp_path):
     assert probe.run_dir == tmp_path / "run"
 
 
+def test_an_open_probe_keeps_no_optimizer_that_the_loop_made_anew(tmp_path):
+    model = DistributedDataParallel(net())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        gone = []
+        for _ in range(3):
+            optimizer = torch.optim.Adam(model.parameters())
+            for _ in range(STEPS):
+                with probe.step():
+                    model(torch.ones(4, 8)).sum().backward()
+                    optimizer.step()
+            gone.append(weakref.ref(optimizer))
+        gc.collect()
+        assert [each() for each in gone] == [None, None, optimizer]
+
+
 def test_a_twin_that_shares_its_attributes_outlives_the_model(tmp_path):
     model = DistributedDataParallel(Careless())
     with Probe(model, run_dir=tmp_path / "run") as probe:
