@@ -27,11 +27,11 @@ def pieces(begin: int, marks: Sequence[Window], end: int) -> list[tuple[int, int
     The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
     where the next micro-batch is fetched, unless an optimizer stepped in between and the model is the same. The time
     between a backward and the optimizer is `optimizer`: gradients are unscaled and clipped there. An optimizer that is
-    given a closure runs forward and backward inside of its step; it is `optimizer` from then on. What lies
-    between the marks of a named phase is `host`.
+    given a closure runs forward and backward inside of its step; it is `optimizer` from then on. Around the steps of
+    optimizers within a backward, backward goes on. What lies between the marks of a named phase is `host`.
     """
     spent: list[tuple[int, int, str]] = []
-    phase, since, stepped, steps, before = "input", begin, False, 0, ""
+    phase, since, stepped, steps, before, around = "input", begin, False, 0, "", "host"
     for kind, at in marks:
         name = phase
         if kind in (FORWARD, NEXT_MODEL):
@@ -52,6 +52,7 @@ def pieces(begin: int, marks: Sequence[Window], end: int) -> list[tuple[int, int
             if steps > 1:  # inside of another one, which wraps it
                 continue
             before = "input" if phase == "input" else ""
+            around = "backward" if phase == "backward" else "host"
             name = "optimizer" if phase == "host" and not stepped else phase
             following = "optimizer"
         elif kind == OPTIMIZER_END:
@@ -59,7 +60,7 @@ def pieces(begin: int, marks: Sequence[Window], end: int) -> list[tuple[int, int
             if steps:
                 continue
             name = "optimizer" if phase == "host" else phase
-            following, stepped = "host", True
+            following, stepped = around, True
         elif kind >= NAMED:
             name, following = ("host" if kind % 2 else phase), phase
         else:

@@ -22,6 +22,7 @@ PHASE = {
     "closure": "optimizer",
     "fetched_between": "input",
     "by_hand": "optimizer",
+    "stepped_within": "backward",
     "sharded": "forward",
     "replicated": "forward",
     "two_models": "optimizer",
@@ -55,7 +56,12 @@ def train(kind, nap, probed):
     """Losses of a loop; `probed(model)` -> what stands around each step."""
     torch.manual_seed(0)
     net = Net(nap)
-    wrap = {"by_hand": lambda m: m, "sharded": FullyShardedDataParallel, "replicated": replicate}
+    wrap = {
+        "by_hand": lambda m: m,
+        "stepped_within": lambda m: m,
+        "sharded": FullyShardedDataParallel,
+        "replicated": replicate,
+    }
     model = wrap.get(kind, DistributedDataParallel)(
         net, **({"device_id": torch.device("cpu")} if kind == "sharded" else {})
     )
@@ -63,6 +69,17 @@ def train(kind, nap, probed):
     optimizer = Optimizer(model.parameters(), lr=0.01)
     optimizer.nap = nap
     beside = torch.optim.SGD(other.parameters(), lr=0.01) if other else None
+    if kind == "stepped_within":
+        each = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
+
+        def update(parameter):
+            dist.all_reduce(parameter.grad)
+            each[parameter].step()
+            each[parameter].zero_grad()
+            nap("backward" if parameter is net.inner[-1].weight else "")
+
+        for parameter in each:
+            parameter.register_post_accumulate_grad_hook(update)
     generator, losses = torch.Generator().manual_seed(dist.get_rank()), []
 
     def fetch():
@@ -97,7 +114,8 @@ def train(kind, nap, probed):
             if kind == "by_hand":
                 for parameter in model.parameters():
                     dist.all_reduce(parameter.grad)
-            optimizer.step()
+            if kind != "stepped_within":
+                optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
             if kind != "fetched_between":

@@ -21,6 +21,7 @@ PHASE = {
     "closure": "optimizer",
     "fetched_between": "input",
     "by_hand": "optimizer",
+    "stepped_within": "backward",
     "sharded": "forward",
     "replicated": "forward",
     "two_models": "optimizer",

@@ -129,6 +129,19 @@ def test_before_the_forward_of_another_model_its_batch_is_fetched():
     assert (found["input_ns"], found["forward_ns"], found["optimizer_ns"]) == (10 + 20, 10 + 5, 10)
 
 
+def test_backward_goes_on_around_the_steps_of_optimizers_within_it():
+    found = fields(
+        (FORWARD, 110),
+        (BACKWARD, 120),
+        (OPTIMIZER, 150),
+        (OPTIMIZER_END, 152),
+        (OPTIMIZER, 180),
+        (OPTIMIZER_END, 183),
+        (SYNC_END, 200),
+    )
+    assert (found["forward_ns"], found["backward_ns"], found["optimizer_ns"]) == (10, 30 + 28 + 17, 5)
+
+
 ROLLOUT, UPDATE = NAMED, NAMED + 2
 """Begins of the first two phases that a loop names; the next number is the end of each."""
 TRAINED = ((FORWARD, 150), (BACKWARD, 160), (COMPUTE_END, 180), (SYNC_END, 190))
