@@ -71,8 +71,8 @@ class Phases:
         """Names of phases, in the order of first use."""
         self._named, self._depth = "", 0
         """The named phase that runs, and how deep the loop is in such phases."""
-        self.synced = self.stepped = False
-        """Whether this step reduces gradients, and whether an optimizer stepped in it."""
+        self.synced = self.reduced = self.stepped = False
+        """Whether this step reduces gradients, whether it has, and whether an optimizer stepped in it."""
         self.elsewhere = self.astray = 0
         """Calls of forward outside of any step: all since the last step, and those with gradients since the start."""
         self.looking = True
@@ -91,7 +91,7 @@ class Phases:
         if wrapped is not module and not compiled(wrapped):  # torch.compile would trace what is inside of one
             self._handles.append(Calls(module, self._before_inner))
         engine: Any = torch.autograd.graph._engine_run_backward  # noqa: SLF001  # of backward() and grad() alike
-        self._handles.append(Within(engine, self._run_backward))
+        self._handles.append(Within(engine, self._through_backward))
 
     def close(self) -> None:
         """Remove every hook, and hold nothing of the training. Hooks on a tensor that it keeps do nothing from here."""
@@ -106,7 +106,7 @@ class Phases:
         self.marks, self._marking = [], marking
         self.forwards = self.samples = self.elsewhere = 0
         self.tokens, self.squared = NO_TOKENS, 0
-        self.synced = self.stepped = False
+        self.synced = self.reduced = self.stepped = False
         self.inside = True
         self._calls = self._backwards = self._last = 0
         self._named, self._depth = "", 0
@@ -214,6 +214,11 @@ class Phases:
             self.forward_end_ns = now_ns()
             if self._fetches.between > 1:
                 self.marks.append((marks.FORWARD_END, self._stamp()))
+
+    def _through_backward(self, run: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        result = self._run_backward(run, *args, **named)
+        self.reduced |= self.inside and self.synced
+        return result
 
     def _run_backward(self, run: Callable[..., Any], outputs: Any, *args: Any, **named: Any) -> Any:
         if self.looking and self.inside and not self._backwards:

@@ -120,11 +120,13 @@ class Track:
         self._settle()
 
     def end(self, *, failed: bool = False) -> None:
-        """End the step; if it `failed`, its block is given up."""
-        self.steps += 1
+        """End the step; if it `failed`, its block is given up, and it counts only where other ranks had their part."""
         if failed:
             self.drop()
             self._phases.forwards = 0
+            if not (self._phases.reduced or self._phases.stepped):
+                return
+        self.steps += 1
         over: Reading | None = None
         block = self._open
         if block is None:

@@ -156,6 +156,12 @@ def test_an_exception_in_the_loop_is_told_and_what_was_measured_stays(found):
     assert analysis.points[0].step_ms is not None
 
 
+def test_after_a_step_that_one_rank_alone_failed_in_forward_steps_still_belong_together(found):
+    analysis = found("failed")
+    assert analysis.trials[0].status == "done"
+    assert not any("what cannot be" in line for line in analysis.quality.warnings)
+
+
 def test_clocks_of_two_kernels_are_compared_at_once_and_then_now_and_then(ranks):
     for rank in ranks:
         assert [slot for slot, _, _ in rank["clocks"]] == [1, 2]  # then two seconds later

@@ -242,6 +242,34 @@ def test_an_exception_beside_a_device_waits_for_nothing_and_is_written_down(ddp,
     assert records[-1]["error"] == "ValueError: out of cheese"
 
 
+@pytest.mark.parametrize(("done", "counted"), [("forward", 0), ("no_sync", 0), ("backward", 1), ("step", 1)])
+def test_a_step_that_failed_counts_if_other_ranks_had_their_part_in_it(ddp, tmp_path, done, counted):
+    optimizer, steps = torch.optim.SGD(ddp.parameters(), lr=0.01), WARMUP + 2 * ROUND_STEPS
+
+    def train(failing):
+        unsynced = ddp.no_sync() if failing and done == "no_sync" else contextlib.nullcontext()
+        with unsynced:
+            loss = ddp(torch.ones(2, 4)).sum()
+            if not failing or done != "forward":
+                loss.backward()
+        if not failing or done == "step":
+            optimizer.step()
+        if failing:
+            raise ValueError("out of memory")
+
+    with Probe(ddp, run_dir=tmp_path / "run") as probe:
+        for index in range(steps):
+            if index == WARMUP + 4:
+                with contextlib.suppress(ValueError), probe.step():
+                    train(failing=True)
+            with probe.step():
+                train(failing=False)
+    lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert records[-1]["steps"] == steps + counted
+    assert sum(record["t"] == "block" for record in records) == 2 * 4 - 1
+
+
 @pytest.mark.parametrize("hook", [None, allreduce_hook])
 def test_a_hook_of_the_loops_own_is_noted(ddp, tmp_path, hook):
     """DDP takes no second one, so none is offered."""

@@ -210,6 +210,13 @@ def kinds(folder):
                 if index == 40:
                     raise BrokenError("in the loop")
                 plain_step(ddp, optimizer)
+    with Probe(ddp, run_dir=folder / "failed") as probe:
+        for index in range(66):
+            if index == 18 and dist.get_rank():
+                with contextlib.suppress(RuntimeError), probe.step():
+                    ddp(torch.ones(8, 63))  # this rank's batch fails in forward, and it takes the next one
+            with probe.step():
+                plain_step(ddp, optimizer)
     return {"after": hooks(ddp)}
 
 
