@@ -48,8 +48,16 @@ class ScalingCallback(Callback):  # type: ignore[misc,unused-ignore]
 
     def on_train_batch_end(self, trainer: Any, *_state: Any) -> None:
         """End it once an optimizer has stepped."""
-        if self._step is not None and trainer.global_step != self._updates:
+        if trainer.global_step != self._updates:
             self._updates = trainer.global_step
+            self._leave()
+
+    def on_validation_start(self, *_state: Any) -> None:
+        """Leave a step between two batches that it accumulates; the next batch goes on with it."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
 

@@ -42,22 +42,28 @@ class Checkpoint(lightning.callbacks.ModelCheckpoint):
         super()._save_checkpoint(trainer, filepath)
 
 
-def test_validations_and_saves_of_a_trainer_are_pauses_of_their_own(tmp_path):
+@pytest.mark.parametrize("accumulated", [1, 2])  # by two, a validation comes within a step
+def test_validations_and_saves_of_a_trainer_are_pauses_of_their_own(tmp_path, accumulated):
     from scaling.integrations.lightning import ScalingCallback  # needs lightning
 
-    rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(STEPS, 8)), batch_size=1)
+    rows = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.ones(accumulated * (STEPS + 1), 8)), batch_size=1
+    )
     one = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1, 8)))
     saves = Checkpoint(tmp_path / "kept", every_n_train_steps=EVERY, save_top_k=-1)
     lightning.Trainer(
         max_epochs=1,
         accelerator="cpu",
         logger=False,
-        val_check_interval=EVERY,
+        accumulate_grad_batches=accumulated,
+        val_check_interval=accumulated * EVERY - accumulated // 2,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
         callbacks=[ScalingCallback(run_dir=tmp_path / "run"), saves],
     ).fit(Module(), rows, one)
     (point,) = rebuild(RunFolder(tmp_path / "run")).analysis.points
-    seconds = {pause.kind: pause.seconds.value for pause in point.pauses}
-    assert set(seconds) == {"evaluation", "save"}
-    assert min(seconds.values()) >= SLOW_S * STEPS // EVERY
+    pauses = {pause.kind: pause for pause in point.pauses}
+    assert {kind: pause.count for kind, pause in pauses.items()} == dict.fromkeys(
+        ("evaluation", "save"), STEPS // EVERY
+    )
+    assert pauses["evaluation"].seconds.value >= SLOW_S * (STEPS // EVERY)

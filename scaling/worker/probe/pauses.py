@@ -115,6 +115,16 @@ class Pauses:
             self._before[kind] = self._before.get(kind, 0) + now - self._lapped
             self._spent, self._lapped, self._told = dict(self._before), now, True
 
+    def leave(self) -> None:
+        """A step is left that goes on later."""
+        self._before, self._lapped = dict(self._spent), now_ns()
+
+    def resume(self, *, elsewhere: bool) -> bool:
+        """It goes on. Returns whether the loop did something else meanwhile."""
+        if elsewhere and not self._told:
+            self.lap(EVALUATION)
+        return self._told
+
     def begin(self, *, elsewhere: bool) -> bool:
         """A step begins. Returns whether the loop did something else. `elsewhere`: the model ran outside of steps."""
         self._gap = now_ns() - self._ended if self._ended else 0

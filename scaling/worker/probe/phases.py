@@ -103,13 +103,17 @@ class Phases:
 
     def begin(self, *, marking: bool) -> None:
         """Begin a new step."""
-        self.marks, self._marking = [], marking
-        self.forwards = self.samples = self.elsewhere = 0
+        self.marks = []
+        self.forwards = self.samples = 0
         self.tokens, self.squared = NO_TOKENS, 0
         self.synced = self.reduced = self.stepped = False
-        self.inside = True
+        self.resume(marking=marking)
         self._calls = self._backwards = self._last = 0
         self._named, self._depth = "", 0
+
+    def resume(self, *, marking: bool) -> None:
+        """Go on with a step."""
+        self._marking, self.inside, self.elsewhere = marking, True, 0
 
     def enter_named(self, name: str) -> str:
         """Begin a phase that the loop names. Returns why it is left out, or nothing."""

@@ -155,7 +155,9 @@ class Recording:
         if self._depth > 1:
             self._say("step() inside step(): the inner one is left out; a step is one optimizer step")
         elif self.phases.unfinished:
-            self.phases.inside = True
+            if self.pauses.resume(elsewhere=self.phases.elsewhere > 0):
+                self._track.leave()
+            self.phases.resume(marking=self._track.marking)
         else:
             self._track.begin(paused=self._paused())
 
@@ -168,7 +170,9 @@ class Recording:
             return
         phases = self.phases
         phases.inside = False
-        if failed or not phases.unfinished:
+        if phases.unfinished and not failed:
+            self.pauses.leave()
+        else:
             if phases.looking:
                 self._file.samples[phases.samples] += 1
             self.pauses.end(self._track.steps, now_ns())

@@ -112,7 +112,12 @@ class Track:
             self.leave()
         if self._open is not None:
             self._begin = self._since or self._clock.stamp()
-        self._phases.begin(marking=self._open is not None and self._open.planned.stamped)
+        self._phases.begin(marking=self.marking)
+
+    @property
+    def marking(self) -> bool:
+        """Whether the block that is running takes phase stamps."""
+        return self._open is not None and self._open.planned.stamped
 
     def leave(self) -> None:
         """The loop does something else now: give up the block that is running and end the window."""

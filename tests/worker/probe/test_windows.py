@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
+from scaling.analysis.run import derive
 from scaling.records.format import NO_TOKENS
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
@@ -268,6 +270,31 @@ def test_a_step_that_failed_counts_if_other_ranks_had_their_part_in_it(ddp, tmp_
     records = [json.loads(line) for line in lines]
     assert records[-1]["steps"] == steps + counted
     assert sum(record["t"] == "block" for record in records) == 2 * 4 - 1
+
+
+def test_an_evaluation_between_two_micro_steps_is_no_part_of_the_step_and_costs_its_block_alone(
+    ddp, tmp_path
+):
+    optimizer, nap_s = torch.optim.SGD(ddp.parameters(), lr=0.01), 0.1
+    stamped = next(block for block in round_of(1) if block.stamped)
+    with Probe(ddp, run_dir=tmp_path / "run") as probe:
+        for index in range(WARMUP + 3 * ROUND_STEPS):
+            for micro in range(2):
+                with probe.step(), contextlib.nullcontext() if micro else ddp.no_sync():
+                    ddp(torch.ones(2, 4)).sum().backward()
+                    if micro:
+                        optimizer.step()
+                if index == stamped.first + stamped.steps - 1 and not micro:
+                    with torch.no_grad():
+                        ddp(torch.ones(2, 4))
+                    time.sleep(nap_s)
+    run = RunFolder(tmp_path / "run")
+    lines = (run.path / "launches/0/rank-0.jsonl").read_text().splitlines()
+    blocks = {record["id"] for record in map(json.loads, lines) if record["t"] == "block"}
+    assert blocks == {block.id for slot in range(3) for block in round_of(slot)} - {stamped.id}
+    (pause,) = derive(run)[0].analysis.points[0].pauses
+    assert (pause.kind, pause.count) == ("evaluation", 1)
+    assert nap_s <= pause.seconds.value < 2 * nap_s
 
 
 @pytest.mark.parametrize("hook", [None, allreduce_hook])
