@@ -385,7 +385,7 @@ class Outermost:
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
         """The modules of an optimizer, the largest first; all of them where it steps copies of their parameters."""
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepped = stepped_by(optimizer)
         mine = [module for module in self._seen if any(id(p) in stepped for p in module.parameters())]
         return sorted(mine, key=size_of, reverse=True) if mine else self.modules
 
@@ -404,6 +404,11 @@ class Outermost:
     def _after(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if not self._passes():
             self._depth = max(0, self._depth - 1)
+
+
+def stepped_by(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The ids of an optimizer's parameters."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def size_of(model: torch.nn.Module) -> tuple[int, int]:

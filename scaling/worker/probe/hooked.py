@@ -9,7 +9,7 @@ in between is a pause as it is around `probe.step()`. What runs between an optim
 
 A model is an outermost module that a forward with gradients is called of. Of several the largest is followed, chosen
 when an optimizer has stepped for the second time; forwards of the others are forward too, and the last optimizer ends a
-step. Every rank sees the same models and steps, so all choose alike.
+step, or what the script makes in its place. Every rank sees the same models and steps, so all choose alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,7 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scaling.plain import one_line
 from scaling.worker.parallel.guard import Calls, Guard, Within, guarded, tell, words
-from scaling.worker.probe.follow import Outermost, size_of
+from scaling.worker.probe.follow import Outermost, size_of, stepped_by
 from scaling.worker.probe.probe import Probe
 
 _FEW = "the training ended before a step could be recorded; train for more steps (60 or more)"
@@ -47,13 +48,18 @@ class Hooked:
 
     def __init__(self) -> None:
         self._outermost: Outermost | None = None
-        self._stepped: dict[int, list[torch.nn.Module]] = {}
+        self._stepped: MutableMapping[torch.optim.Optimizer, list[torch.nn.Module]] = (
+            weakref.WeakKeyDictionary()
+        )
         """The models of each optimizer that stepped, in order; the largest one is the first."""
         self._models: list[torch.nn.Module] = []
         """Once they are chosen: the one that is followed, and the others."""
         self._calls: list[Calls] = []
         self._ends: list[Within] = []
-        self._optimizer = 0
+        self._ending: MutableMapping[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
+        """Once they are chosen: whether a step ends with that optimizer."""
+        self._last: set[int] = set()
+        """Ids of the parameters of the last optimizer."""
         self._probe: Probe | None = None
         self._inside: contextlib.ExitStack | None = None
         self._handle: Any = None
@@ -85,7 +91,7 @@ class Hooked:
         if self._probe is not None:
             self._probe.close(error)
         elif error is None and os.environ.get("RANK", "0") == "0":
-            few = f"its optimizer stepped {'once' if self._stepped else 'never'} behind a forward with gradients"
+            few = f"its optimizer stepped {'once' if self._ends else 'never'} behind a forward with gradients"
             tell(f"scaling: Probe: no training was seen: {few}; nothing was recorded")
 
     def _fail(self, error: Exception) -> None:
@@ -100,25 +106,33 @@ class Hooked:
         if self._outermost is not None:
             self._choose(optimizer, self._outermost)
         elif self._probe is None:
-            self._missed = id(optimizer) == self._optimizer
-        elif self._inside is not None and id(optimizer) == self._optimizer:
+            self._missed = self._ends_step(optimizer)
+        elif self._ends_step(optimizer) and self._inside is not None:
             self._inside.close()
             self._inside = None
 
     def _choose(self, optimizer: torch.optim.Optimizer, outermost: Outermost) -> None:
         """Note an optimizer's models; choose once an optimizer steps again, since all have stepped by then."""
-        if id(optimizer) not in self._stepped:
+        if optimizer not in self._stepped:
             if mine := outermost.trained_by(optimizer):
-                self._stepped[id(optimizer)] = mine
+                self._stepped[optimizer] = mine
                 self._ends.append(Within(type(optimizer).step, self._through_step))
             return
-        self._optimizer = list(self._stepped)[-1]  # the last one ends a step
+        last = list(self._stepped)[-1]
+        self._ending.update((each, each is last) for each in self._stepped)
+        self._last = stepped_by(last)
         mine = max(self._stepped.values(), key=lambda models: size_of(models[0]))
         others = [model for models in self._stepped.values() for model in models]
         outermost.close()
         self._outermost = None
         self._models = list(dict.fromkeys((*mine, *others)))
         self._attach()
+
+    def _ends_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the last optimizer, or was made since the choice with a parameter that this one has."""
+        if optimizer not in self._ending:
+            self._ending[optimizer] = not self._last.isdisjoint(stepped_by(optimizer))
+        return self._ending[optimizer]
 
     def _through_step(self, step: Callable[..., Any], optimizer: Any, *args: Any, **named: Any) -> Any:
         """An optimizer's step, with the probe opened behind it once the models are chosen.
@@ -127,7 +141,7 @@ class Hooked:
         needs another one between its step and the next forward. While hooks of the step run, none can be added.
         """
         result = step(optimizer, *args, **named)
-        if self._models and self._probe is None and id(optimizer) == self._optimizer and not self._failed:
+        if self._models and self._probe is None and not self._failed and self._ends_step(optimizer):
             self._open()
         return result
 

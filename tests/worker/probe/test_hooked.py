@@ -1,6 +1,8 @@
 """A Probe that a script does not open itself: which model and optimizer it follows, and what it leaves."""
 
+import gc
 import importlib
+import json
 import subprocess
 import sys
 
@@ -56,6 +58,24 @@ def test_it_follows_the_largest_model_from_one_optimizer_step_to_the_next(folder
     assert [(p.kind, p.count) for p in rebuilt.analysis.points[0].pauses] == [("evaluation", 1)]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_optimizer_that_is_made_anew_ends_steps_as_the_one_before_did(folder, count):
+    hooked, epochs = Hooked(), 3
+    with hooked.installed():
+        model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 2)))
+        for _ in range(epochs):
+            optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in model.module[-count:]]
+            for _ in range(STEPS):
+                model(torch.ones(3, 8)).sum().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        hooked.close(None)
+    lines = (folder.path / "launches/0/rank-0.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["steps"] == epochs * STEPS - 2  # those before the models are chosen
+    assert derive(folder)[0].analysis.points[0].parts_ms.optimizer.value > 0
+
+
 @pytest.mark.slow  # torch.compile is slow to import
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_compiled_wrapper_is_followed_and_one_that_is_compiled_in_place_trains_on(folder, capsys, inside):
@@ -101,6 +121,21 @@ def test_optimizers_are_as_they_were_if_the_script_ends_before_a_choice(folder):
             optimizer.step()
         assert torch.optim.SGD.step.__code__ is not before
     assert torch.optim.SGD.step.__code__ is before
+
+
+def test_of_a_training_of_one_step_it_says_so(folder, capsys):
+    def train():
+        model = torch.nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model(torch.ones(3, 8)).sum().backward()
+        optimizer.step()
+
+    hooked = Hooked()
+    with hooked.installed():
+        train()
+        gc.collect()
+        hooked.close(None)
+    assert "no training was seen: its optimizer stepped once" in capsys.readouterr().err
 
 
 def test_without_a_model_it_says_so_and_leaves_nothing(folder, capsys):
