@@ -629,6 +629,26 @@ def test_an_odd_model_trains_on(kind, found, tmp_path):
     assert list(losses(True)) == list(losses(False))
 
 
+class Counting(torch.optim.Adam):
+    """Keeps a count of its own beside what it keeps of its parameters, as MADGRAD does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.state["k"] = torch.tensor([0])
+
+
+def test_an_optimizer_that_keeps_no_mapping_alone_is_recorded(tmp_path):
+    model = DistributedDataParallel(net())
+    optimizer = Counting(model.parameters())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        for index in range(2 + STEPS):
+            with probe.step() if index > 1 else contextlib.nullcontext():
+                model(torch.ones(4, 8)).sum().backward()
+                optimizer.step()
+    head = json.loads((tmp_path / "run/launches/0/rank-0.jsonl").open().readline())
+    assert head["steps_before"] == 2
+
+
 @pytest.mark.slow  # some hundred trainings
 def test_whatever_call_of_the_probe_fails_the_training_is_the_same(tmp_path):
     (told,) = run_ranks(
