@@ -116,10 +116,8 @@ def _tf32(precision: str, device: str) -> str:
 
 def steps_before(optimizers: Iterable[torch.optim.Optimizer], steps: int) -> int:
     """Steps that an optimizer has taken beside the last `steps`, by its own count; -1: it has none on the host."""
-    states = [state for each in optimizers for state in each.state.values()]
-    counts = [
-        state.get("step") for state in states if isinstance(state, Mapping)
-    ]  # some keep a tensor of their own
+    states = [state for each in optimizers for state in each.state.values()]  # of MADGRAD a tensor, too
+    counts = [state.get("step") for state in states if isinstance(state, Mapping)]
     on_host = [int(c) for c in counts if isinstance(c, int | float) or (torch.is_tensor(c) and c.is_cpu)]
     return max(0, max(on_host) - steps) if on_host else -1
 

@@ -111,6 +111,10 @@ class Probe:
     """Where the records go, once the probe is open."""
 
     _on = _failed = _wanted = False
+    _given: Any = None
+    """Refers to the model that it was told, if it was told one."""
+    _kept: Any = None
+    """Refers to that model, or to the one that was found."""
     _recording: Recording | None = None
     """What it has while it is open."""
     _beside: Sequence[torch.nn.Module] = ()
@@ -142,7 +146,7 @@ class Probe:
             if model is not None:
                 with Unseen():
                     follow(model)
-            self._kept: Any = None if model is None else weakref.ref(model)
+            self._given = self._kept = None if model is None else weakref.ref(model)
             given = os.environ.get(RUN_DIR) or run_dir
             self._options = Options(
                 run_dir=None if given is None else Path(given),
@@ -185,7 +189,8 @@ class Probe:
         if not self._wanted or self._on or self._undo:
             return self
         if self._kept is None:
-            self._outermost = self._outermost or Outermost(self._end_by)
+            if self._outermost is None:
+                self._outermost, self._looked = Outermost(self._end_by), 0
             return self
         try:
             with Unseen():
@@ -228,6 +233,7 @@ class Probe:
                     last = recording.end(error, self._never_entered)
         finally:
             self._stop()
+            self._kept = self._given  # the next training may wrap its model anew
         if last:
             self._say(last)
 

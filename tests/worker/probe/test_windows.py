@@ -29,6 +29,7 @@ from scaling.worker.parallel.tap import backend_of
 from scaling.worker.probe import recording as recording_module
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of
 from scaling.worker.probe.marks import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
+from scaling.worker.probe.probe import LOOKED
 from scaling.worker.probe.track import Track
 
 KINDS = (FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END)
@@ -295,6 +296,21 @@ def test_an_evaluation_between_two_micro_steps_is_no_part_of_the_step_and_costs_
     (pause,) = derive(run)[0].analysis.points[0].pauses
     assert (pause.kind, pause.count) == ("evaluation", 1)
     assert nap_s <= pause.seconds.value < 2 * nap_s
+
+
+def test_a_probe_that_finds_its_model_finds_another_one_when_it_is_opened_again(one_rank, tmp_path):
+    probe, models = Probe(run_dir=tmp_path / "run"), []
+    for _ in range(2):
+        models.append(DistributedDataParallel(torch.nn.Linear(4, 4)))  # both are there, but one trains
+        with probe:
+            for _ in range(LOOKED + WARMUP + ROUND_STEPS):
+                with probe.step():
+                    models[-1](torch.ones(2, 4)).sum().backward()
+    for launch in RunFolder(tmp_path / "run").launches():
+        lines = (launch.path / "rank-0.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1])["steps"] == WARMUP + ROUND_STEPS
+        assert sum('"t":"block"' in line for line in lines) == 4
+    assert launch.index == 1
 
 
 @pytest.mark.parametrize("hook", [None, allreduce_hook])
