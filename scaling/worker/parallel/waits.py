@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -49,9 +51,9 @@ class Begun:
     bytes: int
     alone: bool
     """Whether it is a message, whose end tells nothing of others."""
+    place: int = 0
+    """Among the calls of its group."""
     claimed: bool = False
-    asked: bool = False
-    """Whether its future was asked for."""
     polled: bool = False
     """Whether the loop asked if it is done, and it was not."""
 
@@ -67,11 +69,20 @@ class Traffic(NamedTuple):
 
 
 class Claims:
-    """The collectives that were begun in the last two steps. `stream` below is None for the one that computes."""
+    """The collectives that were begun in the last two steps. `stream` below is None for the one that computes.
+
+    A step may begin thousands and then wait for each, so a wait looks only at those since the wait before it.
+    """
 
     def __init__(self) -> None:
         self._works: weakref.WeakKeyDictionary[Any, Begun] = weakref.WeakKeyDictionary()
-        self._streams: dict[int, list[Begun]] = {}
+        self._asked: list[Begun] = []
+        """Those whose future was asked for."""
+        self._calls: defaultdict[str, list[Begun]] = defaultdict(list)
+        """All, by their group."""
+        self._awaited: dict[tuple[str, int | None], int] = {}
+        """How many of a group's calls a stream has waited for, from the first on."""
+        self._streams: dict[int, dict[Begun, None]] = {}
         """What a stream sends or waits for, by its id."""
         self._events: weakref.WeakKeyDictionary[Any, list[Begun]] = weakref.WeakKeyDictionary()
         """What an event's stream had sent or waited for when it was recorded."""
@@ -83,10 +94,11 @@ class Claims:
     def begun(self, name: str, group: str, tensors: Any, work: Any) -> Begun:
         """Note a call of a process group by its name. `tensors`: its arguments."""
         noted = Begun(group, max(map(nbytes_of, tensors), default=0), name in MESSAGES)
-        if name == END_COALESCING:  # its work is that of all messages before it
-            for other in self._open():
-                other.alone &= other.group != group
+        if name == END_COALESCING:  # its work is that of the messages before it
+            for other in itertools.takewhile(lambda call: call.alone, reversed(self._calls[group])):
+                other.alone = False
         self._now.append(noted)
+        self._queue(noted)
         if isinstance(work, dist.Work):
             self._works[work] = noted
         return noted
@@ -94,16 +106,17 @@ class Claims:
     def waited(self, work: Any, stream: int | None) -> None:
         """A stream, or the host, waits for a work."""
         if (last := self._works.get(work)) is not None:
-            self.claim(self._up_to(last), stream)
+            self.claim(self._up_to(last, stream), stream)
 
     def asked(self, work: Any) -> None:
         """The loop takes the future of a work."""
         if (noted := self._works.get(work)) is not None:
-            noted.asked = True
+            self._asked.append(noted)
 
     def of_futures(self) -> list[Begun]:
         """Those that a future may stand for."""
-        return [noted for noted in self._open() if noted.asked]
+        self._asked = [noted for noted in self._asked if not noted.claimed]
+        return self._asked
 
     def polled(self, work: Any, *, done: bool) -> None:
         """The loop asks whether a work is done."""
@@ -111,13 +124,15 @@ class Claims:
         if noted is None or noted.claimed:
             return
         if done:
-            self.claim(self._up_to(noted), None)
+            self.claim(self._up_to(noted, None), None)
         else:
             noted.polled = True
 
     def on_stream(self, stream: int) -> list[Begun]:
         """What a stream sends or waits for, and the one that computes has not waited for."""
-        return [noted for noted in self._streams.get(stream, ()) if not noted.claimed]
+        carried = [noted for noted in self._streams.get(stream, ()) if not noted.claimed]
+        self._streams[stream] = dict.fromkeys(carried)
+        return carried
 
     def recorded(self, event: Any, stream: int) -> None:
         """An event is recorded on a stream."""
@@ -130,7 +145,7 @@ class Claims:
     def claim(self, some: list[Begun], stream: int | None) -> None:
         """A stream waits for these."""
         if stream is not None:
-            self._streams[stream] = [*self.on_stream(stream), *some]
+            self._streams.setdefault(stream, {}).update(dict.fromkeys(some))
         for noted in some if stream is None else ():
             noted.claimed = True
 
@@ -142,7 +157,11 @@ class Claims:
             figures = (sum(noted.bytes for noted in self._before), sum(noted.bytes for noted in lost), polled)
             self._sums = tuple(map(sum, zip(self._sums, figures, strict=True)))
             self._steps += 1
-        self._before, self._now = self._now, []
+        self._before, self._now, self._asked = self._now, [], self.of_futures()
+        self._calls.clear()
+        self._awaited.clear()
+        for noted in self._before:
+            self._queue(noted)
 
     def traffic(self) -> Traffic:
         """The mean step's."""
@@ -150,14 +169,21 @@ class Claims:
         steps = max(1, self._steps)
         return Traffic(sent // steps, -(-unclaimed // steps), polled)
 
-    def _open(self) -> list[Begun]:
-        return [noted for noted in (*(self._before or ()), *self._now) if not noted.claimed]
+    def _queue(self, noted: Begun) -> None:
+        calls = self._calls[noted.group]
+        noted.place = len(calls)
+        calls.append(noted)
 
-    def _up_to(self, last: Begun) -> list[Begun]:
-        """A collective with those of its group that end before it, or a message."""
-        mine = [noted for noted in self._open() if noted is last or not (last.alone or noted.alone)]
-        mine = [noted for noted in mine if noted.group == last.group]
-        return mine[: mine.index(last) + 1] if last in mine else []
+    def _up_to(self, last: Begun, stream: int | None) -> list[Begun]:
+        """A collective with those of its group that end before it, or a message; less what the stream waited for."""
+        calls, behind = self._calls[last.group], last.place + 1
+        if calls[last.place : behind] != [last]:  # it was begun more than two steps ago
+            return []
+        if last.alone:
+            return [last]
+        begin = self._awaited.get((last.group, stream), 0)
+        self._awaited[last.group, stream] = max(begin, behind)
+        return [noted for noted in calls[begin:behind] if not (noted.alone or noted.claimed)]
 
 
 class Waits:

@@ -1,5 +1,8 @@
 """Which collectives count as waited for."""
 
+import time
+
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -92,3 +95,30 @@ def test_a_wait_in_the_next_step_counts():
     claims.waited(work, COMPUTES)
     claims.end_step()
     assert claims.traffic() == (1024, 0, 0)
+
+
+def test_a_wait_claims_nothing_of_what_was_begun_more_than_two_steps_ago():
+    claims = Claims()
+    old, noted = begun(claims)
+    claims.end_step()
+    claims.end_step()
+    _, later = begun(claims)
+    claims.waited(old, COMPUTES)
+    assert (noted.claimed, later.claimed) == (False, False)
+
+
+@pytest.mark.parametrize("stream", [COMPUTES, SENDS])
+def test_a_step_costs_in_proportion_to_its_collectives(stream):
+    def spent_s(count):
+        claims = Claims()
+        begin = time.thread_time()
+        for work in [begun(claims)[0] for _ in range(count)]:
+            claims.waited(work, stream)
+        claims.claim(claims.on_stream(SENDS), COMPUTES)
+        claims.end_step()
+        took_s = time.thread_time() - begin
+        assert ended(claims).unclaimed_bytes == 0
+        return took_s
+
+    few_s, many_s = (min(spent_s(count) for _ in range(3)) for count in (300, 1200))
+    assert many_s < 8 * few_s  # were each wait to look at all of them, it would be 16 times as much
