@@ -162,7 +162,7 @@ def _decide(asked: Path | None, places: Sequence[Sequence[str]]) -> dict[str, An
         folder = RunFolder((asked or default_folder(fresh)).absolute())
         if folder.plan.exists():
             return {"error": f"run_dir={asked}: holds a run that `scaling run` made; name another folder"}
-        launches = folder.launches()
+        launch = _claim(folder)
     except ScalingError as error:
         return {"error": str(error)}
     except (OSError, ValueError) as error:  # a removed working directory, a path that is none
@@ -173,10 +173,26 @@ def _decide(asked: Path | None, places: Sequence[Sequence[str]]) -> dict[str, An
         "hosts": hosts,
         "kernels": kernels,
         "path": str(folder.path),
-        "launch": launches[-1].index + 1 if launches else 0,
+        "launch": launch,
         "id": fresh,
         "created": now.isoformat(timespec="seconds"),
     }
+
+
+def _claim(folder: RunFolder) -> int:
+    """Make the folder of another launch: other ranks may train apart from these and ask for the same run at once."""
+    launches = folder.launches()
+    index = launches[-1].index + 1 if launches else 0
+    while True:
+        try:
+            folder.launch(index).path.mkdir(parents=True)
+        except FileExistsError:
+            index += 1
+        except OSError as error:  # every rank looks whether it can write there
+            raise_from_signal(error)
+            return index
+        else:
+            return index
 
 
 def _numbered(names: Sequence[str]) -> list[int]:

@@ -7,6 +7,8 @@ import pytest
 from support.commands import environment
 from support.processes import captured
 
+from scaling.worker.probe.agreement import _decide
+
 TAKES_S = 100
 """Less than the two minutes after which a rank gives up one that does not come."""
 
@@ -26,3 +28,7 @@ def test_each_group_that_is_made_again_agrees_anew(tmp_path):
     for turn, members in enumerate([2, 2, 3]):
         files = sorted(path.name for path in (tmp_path / str(turn)).glob("launches/0/rank-*.jsonl"))
         assert files == [f"rank-{rank}.jsonl" for rank in range(members)]
+
+
+def test_ranks_that_train_apart_and_begin_at_once_have_launches_of_their_own(tmp_path):
+    assert [_decide(tmp_path, [["host", "kernel"]])["launch"] for _ in range(3)] == [0, 1, 2]
