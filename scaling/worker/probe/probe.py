@@ -40,6 +40,8 @@ _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 LOOKED = 2
 """Steps in which the models are looked for, where none is given."""
 _open: weakref.WeakSet[Probe] = weakref.WeakSet()
+_devices_of_parent: list[Any] = []
+"""In a forked process: devices whose events are never freed, since only the parent may call their driver."""
 
 
 def _in_child() -> None:
@@ -374,6 +376,7 @@ class Probe:
         """In a forked process: the records are the parent's."""
         with let_go():
             if self._recording is not None:
+                _devices_of_parent.append(vars(self._recording).get("_device"))
                 self._recording.forget()
         self._stop()
 

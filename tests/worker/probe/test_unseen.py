@@ -37,6 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from scaling import Probe
 from scaling.worker.probe.agreement import patience
 from scaling.worker.probe.hooked import Hooked
+from scaling.worker.probe.probe import _devices_of_parent
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 STEPS = 20
@@ -516,6 +517,18 @@ def test_a_forked_process_writes_nothing_into_the_records(tmp_path):
     lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
     assert len(lines) == len(set(lines))
     assert sum('"t":"end"' in line for line in lines) == 1
+
+
+def test_a_forked_process_frees_no_event_of_the_parents_device(tmp_path):
+    model = DistributedDataParallel(net())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+        device = weakref.ref(probe._recording._device)
+        child = os.fork()
+        if child == 0:  # to collect there what other tests left would end it
+            os._exit(device() is None or device() not in _devices_of_parent)
+        assert os.waitpid(child, 0)[1] == 0
+        trained(model, step=probe.step)
 
 
 def test_an_odd_name_and_an_odd_batch_end_no_training(tmp_path, capsys):
