@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._composable.contract import _get_registry
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -77,6 +77,16 @@ class Followed:
     def dtype(self) -> torch.dtype:
         """The type in which it computes, without autocast."""
         return next(self.root.parameters()).dtype
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where its parameters are, and where FSDP computes with those that it keeps on the host."""
+        parts = list(self.root.modules())
+        computing: set[Any] = {
+            part.compute_device for part in parts if isinstance(part, FullyShardedDataParallel)
+        }
+        computing |= {g.device for part in parts if isinstance(part, FSDPModule) for g in param_groups(part)}
+        return computing | {parameter.device for parameter in self.root.parameters()}
 
     def reduces(self) -> bool:
         """Whether the backward of the forward that begins now completes the gradients' reduction, as far as known."""

@@ -106,7 +106,7 @@ class Recording:
     def begin(self, options: Options) -> None:
         """Agree with the other ranks and begin to record. ScalingError where the model is not followed."""
         followed = self._followed = follow(self._model)
-        devices = {parameter.device for parameter in followed.root.parameters()}
+        devices = followed.devices
         if len(devices) != 1:
             several = "it spans several devices, each with a clock of its own"
             raise ScalingError(f"the model is not followed: {several if devices else 'it has no parameters'}")

@@ -29,12 +29,13 @@ import torch
 import torch.distributed as dist
 from support.gloo_ranks import free_address, run_ranks
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from scaling import Probe
+from scaling.worker.parallel.torch_private import param_groups
 from scaling.worker.probe.agreement import patience
 from scaling.worker.probe.hooked import Hooked
 from scaling.worker.probe.probe import _devices_of_parent
@@ -517,6 +518,19 @@ def test_a_forked_process_writes_nothing_into_the_records(tmp_path):
     lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
     assert len(lines) == len(set(lines))
     assert sum('"t":"end"' in line for line in lines) == 1
+
+
+def test_what_fsdp_computes_elsewhere_than_it_keeps_its_parameters_is_not_followed(tmp_path, capsys):
+    elsewhere = torch.device("cuda", 0)
+    sharded, wrapped = fully_shard(net()), FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+    for group in param_groups(sharded):
+        group.device = elsewhere
+    wrapped.compute_device = elsewhere
+    for model in (sharded, wrapped):
+        with Probe(model, run_dir=tmp_path / "run"):
+            pass
+        assert "it spans several devices" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_forked_process_frees_no_event_of_the_parents_device(tmp_path):
