@@ -376,15 +376,29 @@ class Outermost:
         self._told, self._earlier, Guard.told = told, Guard.told, told
         self._thread, self._depth = threading.get_ident(), 0
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, None] = weakref.WeakKeyDictionary()
-        self._handles: list[Any] = [
-            register_module_forward_pre_hook(guarded(self._before)),
-            register_module_forward_hook(guarded(self._after), always_call=True),
-        ]
+        self._handles: list[Any] = []
+        self._hook(None)
 
-    def close(self) -> None:
-        """Remove the hooks, which every call of a module passes."""
+    def _hook(self, within: torch.nn.Module | None) -> None:
+        """Have every call of a module pass the hooks, or only the end of the call that runs of an outermost one.
+
+        Where torch.compile makes something while there are hooks of all modules, it makes it again once they are gone.
+        """
+        self._unhook()
+        after = guarded(self._after)
+        if within is None:
+            self._handles.append(register_module_forward_pre_hook(guarded(self._before)))
+            self._handles.append(register_module_forward_hook(after, always_call=True))
+        else:  # torch cannot remove it while an error passes; it then stays for the module's next call
+            self._handles.append(within.register_forward_hook(after))
+
+    def _unhook(self) -> None:
         while self._handles:
             self._handles.pop().remove()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._unhook()
         if Guard.told == self._told:
             Guard.told = self._earlier
 
@@ -410,10 +424,14 @@ class Outermost:
             with let_go():  # its `parameters` are its own, so it cannot be followed
                 if any(parameter.requires_grad for parameter in module.parameters()):
                     self._seen[module] = None
+                    if any(map(is_compiled, module.modules())):
+                        self._hook(module)
 
     def _after(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
         if not self._passes():
             self._depth = max(0, self._depth - 1)
+            if len(self._handles) == 1:
+                self._hook(None)
 
 
 def stepped_by(optimizer: torch.optim.Optimizer) -> set[int]:

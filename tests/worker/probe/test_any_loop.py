@@ -103,3 +103,41 @@ def test_only_outermost_modules_with_gradients_are_found():
         outermost.close()
     assert outermost.modules == [outer, head]
     assert outermost.trained_by(torch.optim.SGD(head.parameters(), lr=0.1)) == [head]
+
+
+@pytest.mark.slow  # torch.compile is slow to import
+@pytest.mark.parametrize("kind", ["outermost", "inside", "in_place"])
+def test_what_is_compiled_is_compiled_once_and_found_beside_others(kind):
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    outer, beside = Called(Called(torch.nn.Linear(2, 2))), torch.nn.Linear(2, 1)
+    model = torch.compile(outer, backend=backend, fullgraph=True) if kind == "outermost" else outer
+    if kind == "inside":
+        outer.within = torch.compile(outer.within, backend=backend, fullgraph=True)
+    elif kind == "in_place":
+        outer.within.compile(backend=backend, fullgraph=True)
+    outermost = Outermost(pytest.fail)
+    for step in range(4):
+        if step == 2:
+            outermost.close()
+        beside(model(torch.ones(1, 2))).sum().backward()
+        if step == 0:
+            with pytest.raises(TypeError):
+                model()
+    assert outermost.modules == [model, beside]
+    assert len(graphs) == 1
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+class Called(torch.nn.Module):
+    def __init__(self, within):
+        super().__init__()
+        self.within = within
+
+    def forward(self, rows):
+        return self.within(rows)
