@@ -13,7 +13,7 @@ from scaling.hardware.nvml import REASONS
 from scaling.hardware.telemetry import HostRecord
 from scaling.reading import as_number
 from scaling.records.checkup import RankCheck
-from scaling.units import format_bytes
+from scaling.units import format_bytes, significant
 
 THROTTLED_SHARE = 0.1
 """Share of the samples under load; a single sample may be a transient."""
@@ -296,8 +296,8 @@ def pair_problems(pairs: Sequence[PairBandwidth]) -> Iterator[Problem]:
             worst = min(p.bandwidth_gbit_s.value for p in its)
             peers = ", ".join(str(p.second if p.first == rank else p.first) for p in its)
             yield Problem(
-                what=f"{worst:.3g} Gbit/s to {'rank' if len(its) == 1 else 'ranks'} {peers}, "
-                f"the median pair {'on one host' if same_host else 'between hosts'} has {usual:.3g}",
+                what=f"{significant(worst)} Gbit/s to {'rank' if len(its) == 1 else 'ranks'} {peers}, "
+                f"the median pair {'on one host' if same_host else 'between hosts'} has {significant(usual)}",
                 rank=rank,
                 remedy="look at the link that these pairs share: PCIe width, NVLink, cable, switch port",
                 severity=WARNING,

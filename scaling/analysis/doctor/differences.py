@@ -84,6 +84,17 @@ def problems(distinct: Sequence[Difference]) -> Iterator[Problem]:
             yield Problem(what=sentence(item), rank=odd_rank(item), remedy=remedy, severity=severity)
 
 
+def between_launches(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """A line where launches, whose figures are averaged, ran on unlike machines or software. `facts`: rank 0's of each.
+
+    Settings of torch are left out: the launches of a study may differ in them by intent.
+    """
+    unlike = [d for d in differences(facts) if d.key in _MUST_AGREE and not d.key.startswith("flags.")]
+    if unlike:
+        each = (f"{d.key}: {', '.join(dict.fromkeys(_text(v.value) for v in d.values))}" for d in unlike)
+        yield f"launches ran on unlike machines or software and are averaged as one ({'; '.join(each)})"
+
+
 def odd_rank(item: Difference) -> int | None:
     """The one rank that differs from all others, where there is one and more than one other."""
     first, *others = item.values

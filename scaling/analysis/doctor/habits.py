@@ -11,6 +11,7 @@ from scaling.analysis.results import RooflineResult
 from scaling.analysis.results.doctor import ERROR, WARNING, Finding, Problem
 from scaling.records.checkup import CONVOLUTION, MATMUL, RankCheck, Sighting, StepTimes
 from scaling.settings.topology import CPU
+from scaling.units import significant
 
 BATCH_GAIN = 1.15
 """Larger gains in samples a second at twice the batch are reported."""
@@ -89,7 +90,8 @@ def _sizes(check: RankCheck, roofline: RooflineResult | None) -> Iterator[Findin
         return
     least, step = roofline.least_ms["launch"].value, roofline.step_ms.value
     yield Finding(
-        f"tiny kernels: launching {roofline.operators} operators takes at least {least:.3g} of the {step:.3g} ms",
+        f"tiny kernels: launching {roofline.operators} operators takes at least {significant(least)} of the "
+        f"{significant(step)} ms",
         "torch.compile, CUDA graphs, fused optimizers (fused=True) or a larger batch: fewer, larger operators",
     )
 

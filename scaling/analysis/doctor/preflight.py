@@ -78,9 +78,11 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
     states: dict[int, tuple[Mapping[str, float], ...]] = {}
     stolen: dict[str, list[float]] = {}
     pressed: dict[str, Mapping[str, float]] = {}
+    firsts: dict[int, Mapping[str, Any]] = {}
     for launch in launches:
         facts, first = launch.facts, launch.first
         host_of_first = 0 if first is None or first.host is None else first.host
+        firsts |= {launch.index: facts[0]} if 0 in facts else {}
         listed = list(differences.problems(differences.differences(facts)))
         shares: dict[str, list[float]] = {}
         for host, used in _hosts(launch):
@@ -94,6 +96,7 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
         for hostname, host_shares in shares.items():
             stolen.setdefault(hostname, []).extend(host_shares)
         warnings += [*_lines(listed), *labels(facts)]
+    warnings += differences.between_launches(firsts)
     return Preflight(
         warnings=tuple(dict.fromkeys(warnings)),
         samples=samples,

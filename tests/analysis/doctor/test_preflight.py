@@ -57,6 +57,20 @@ def test_a_rank_with_another_torch_is_named_with_the_remedy(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "told"), [({"torch": "2.12.0"}, "torch: 2.13.0, 2.12.0"), ({}, ""), ({"pid": 7}, "")]
+)
+def test_launches_on_unlike_machines_are_not_averaged_without_a_word(tmp_path, change, told):
+    """A job that is requeued may go on on nodes of another kind."""
+    folder = run(tmp_path, {}, {})
+    second = folder.launch(1)
+    second.path.mkdir()
+    for rank in range(2):
+        write_facts(second, 0, {**ENV, "rank": rank, "environment": {}, **change})
+    warnings = seen(folder).warnings
+    assert [told in line for line in warnings if "launches ran" in line] == [True] * bool(told)
+
+
 def test_a_variable_that_one_rank_lacks(tmp_path):
     (said,) = seen(run(tmp_path, {"environment": {"NCCL_ALGO": "Ring"}}, {})).warnings
     assert "env.NCCL_ALGO differs: Ring on rank 0, unset on rank 1" in said
