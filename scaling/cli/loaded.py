@@ -30,7 +30,7 @@ from scaling.records.run import read_plan
 from scaling.records.tables import SCHEMAS, Tables, in_memory, read_published
 from scaling.report.documents import comparison as comparison_report
 from scaling.report.documents import prediction as prediction_report
-from scaling.report.documents.run import brief, brief_html
+from scaling.report.documents import run as run_report
 from scaling.report.model import Document
 from scaling.report.terminal import draw
 from scaling.settings.plan import Plan
@@ -93,10 +93,7 @@ class Run:
         return self._table("blocks")
 
     def __repr__(self) -> str:
-        return f"Run {self.path}\n{brief(self.analysis)}"
-
-    def _repr_html_(self) -> str:
-        return brief_html(self.analysis, str(self.path))
+        return f"Run {self.path}\n{_drawn(run_report.document(self.analysis, self.plan), verbose=False)}"
 
     @cached_property
     def _tables(self) -> Tables:
@@ -181,7 +178,7 @@ def shown(result: Comparison | Prediction, kind: type[T]) -> T:
     return kind(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
-def _drawn(document: Document) -> str:
+def _drawn(document: Document, *, verbose: bool = True) -> str:
     out = io.StringIO()
-    draw(Console(file=out, width=WIDTH, color_system=None), document)
+    draw(Console(file=out, width=WIDTH, color_system=None), document, verbose=verbose)
     return out.getvalue().rstrip()

@@ -31,31 +31,26 @@ COLUMNS: tuple[Column[Point], ...] = (
 )
 COMPARED = ("ranks", "step", "samples", "efficiency", "transfer", "skew", "busbw", "bytes")
 """Columns where the key figures of several runs stand below each other."""
-BRIEF = ("ranks", "hosts", "step", "samples", "efficiency", "status")
-"""Those that are read first."""
 NOTE = "transfer, skew: what a step waits for (exposed), mean of the ranks; ±: half of the 95 % interval"
 
 
-def key_table(points: Sequence[Point], names: Sequence[str] = ()) -> Table:
-    """The key figures of one run, or those `names` of them.
+def key_table(points: Sequence[Point]) -> Table:
+    """The key figures of one run.
 
     Status stands where a trial is not done, in the place of GB/s; tokens where they are known.
     """
     all_done = all(p.status == "done" for p in points)
     shown = {"status": not all_done, "bytes": all_done, "tokens": any(p.tokens_per_s for p in points)}
-    return tabulated(points, _chosen(names), shown, label="Key figures", note=NOTE)
+    return tabulated(points, COLUMNS, shown, label="Key figures", note=NOTE)
 
 
 def compared_table(series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
     """The key figures of several runs, a row for each run and world size."""
-    table = tabulated([point for _, points in series for point in points], _chosen(COMPARED))
+    compared = [column for column in COLUMNS if column[0] in COMPARED]
+    table = tabulated([point for _, points in series for point in points], compared)
     names = [run for run, points in series for _ in points]
     rows = tuple((name, *row) for name, row in zip(names, table.rows, strict=True))
     return Table(columns=(("run", ""), *table.columns), rows=rows, label="Key figures", note=NOTE)
-
-
-def _chosen(names: Sequence[str]) -> list[Column[Point]]:
-    return [column for column in COLUMNS if not names or column[0] in names]
 
 
 IDEAL, MEASURED, PREDICTED = "ideal", "measured", "predicted"

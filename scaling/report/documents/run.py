@@ -1,7 +1,4 @@
-"""The report of one run, measured, by cases or from traces: one document, built once and drawn in every form.
-
-Also a run in a few lines, for a Python shell and a notebook.
-"""
+"""The report of one run, measured, by cases or from traces: one document, built once and drawn in every form."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from scaling.report.answer import answer, lead
 from scaling.report.conditions import conditions
 from scaling.report.documents import steps
 from scaling.report.figures import chrome
-from scaling.report.key_figures import BRIEF, key_table
+from scaling.report.key_figures import key_table
 from scaling.report.machines import host_blocks, machine_table, rank_blocks
 from scaling.report.model import (
     MARKDOWN,
@@ -291,52 +288,3 @@ def publish(
     write_text(folder.report_html, html.draw(report))
     write_text(folder.report_md, markdown.draw(report))
     write_text(folder.report_txt, written.getvalue())
-
-
-def brief(analysis: results.Analysis) -> str:
-    """What was measured, a line for each world size or case, and the first verdict."""
-    lines = [_what(analysis)]
-    for table in _tables(analysis):
-        lines += _aligned((_heads(table), *table.rows))
-    return "\n".join([*lines, *_verdict(analysis)])
-
-
-def brief_html(analysis: results.Analysis, path: str) -> str:
-    """A run's summary as HTML, with its folder."""
-    tables = [(_heads(table), table.rows) for table in _tables(analysis)]
-    return html.render(
-        "brief.html.j2", what=_what(analysis), path=path, tables=tables, verdict=_verdict(analysis)
-    )
-
-
-def _what(analysis: results.Analysis) -> str:
-    run = analysis.run
-    parts = [f"{run.model} on {run.topology}", run.precision, run.mode, f"{run.backend} on {run.device}"]
-    return plain(", ".join([*parts, text.moment(run.started)]))
-
-
-def _tables(analysis: results.Analysis) -> Iterator[Table]:
-    """World sizes, or the cases of a run by cases."""
-    if analysis.points:
-        yield key_table(analysis.points, BRIEF)
-    if analysis.inference:
-        yield cases.inference_table(analysis.inference)
-    if analysis.training:
-        yield cases.training_table(analysis.training)
-
-
-def _heads(table: Table) -> tuple[str, ...]:
-    return tuple(f"{name} {unit}".strip() for name, unit in table.columns)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map(str.rjust, row, widths)) for row in rows]
-
-
-def _verdict(analysis: results.Analysis) -> list[str]:
-    """The first verdict; nothing where there is none."""
-    return [
-        f"first verdict: {findings.verdict_title(v)}, confidence {v.confidence}"
-        for v in analysis.verdicts[:1]
-    ]
