@@ -41,7 +41,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.results.measured import WIDE
 from scaling.analysis.results.verdicts import NOTABLE, undecided
-from scaling.units import format_bytes, ranks
+from scaling.units import format_bytes, ranks, significant
 
 UNSPLIT = "the loss is not split"
 ROUNDING = 1e-6
@@ -304,37 +304,46 @@ def _pairs(
     moved = [each.transfer_ms for each in comm.collectives if each.transfer_ms] if comm else []
     if parts.exposed_transfer and comm and moved and len(moved) == len(comm.collectives):
         most = sum(each.most for each in moved) + buffers_share * step.value
-        rate = f" at {comm.busbw_gbit_s.value:.3g} Gbit/s" if comm.busbw_gbit_s else ""
+        rate = f" at {significant(comm.busbw_gbit_s.value)} Gbit/s" if comm.busbw_gbit_s else ""
         text = (
-            f"a step waits {parts.exposed_transfer.value:.3g} ms for data, and {format_bytes(comm.bytes_per_step)}"
-            f"{rate} take {sum(each.value for each in moved):.3g} ms"
+            f"a step waits {significant(parts.exposed_transfer.value)} ms for data, and "
+            f"{format_bytes(comm.bytes_per_step)}"
+            f"{rate} take {significant(sum(each.value for each in moved))} ms"
         )
         yield parts.exposed_transfer, most, LINK, text
     if late is not None:
-        text = f"a late rank costs {late.cost_ms.value:.3g} ms, and the others wait {late.skew_ms.value:.3g} ms for it"
+        text = (
+            f"a late rank costs {significant(late.cost_ms.value)} ms, and the others wait "
+            f"{significant(late.skew_ms.value)} ms for it"
+        )
         yield late.cost_ms, late.skew_ms.most, ("straggler",), text
     for cause in ("straggler", "communication"):
         share = getattr(loss, cause) if loss is not None and waits else None
         if share is not None:
             cost = share * step.value
-            text = f"{cause} costs {cost.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
+            text = (
+                f"{cause} costs {significant(cost.value)} ms, and ranks wait {significant(waited)} ms in all"
+            )
             yield cost, LATE_MOST * waited_most, (cause,), text
     for cause, part in (("input", parts.input), ("host", parts.host)):
         share = getattr(loss, cause) if loss is not None else None
         if share is not None and part is not None:
             beside = parts.exposed_enqueue.most if cause == "host" and parts.exposed_enqueue else 0.0
             cost = share * step.value
-            text = f"{cause} costs {cost.value:.3g} ms, and the phase takes {part.value:.3g} ms"
+            text = f"{cause} costs {significant(cost.value)} ms, and the phase takes {significant(part.value)} ms"
             yield cost, LATE_MOST * part.most + beside, (cause,), text
     if comm is not None and comm.free_speedup is not None and waits:
         saved = (1 - 1 / comm.free_speedup) * step.value
-        text = f"free communication would save {saved.value:.3g} ms, and ranks wait {waited:.3g} ms in all"
+        text = (
+            f"free communication would save {significant(saved.value)} ms, and ranks wait "
+            f"{significant(waited)} ms in all"
+        )
         yield saved, waited_most, LINK, text
     present = _numbers(parts)
     if (
         point.arms_ms.probe and len(present) >= len(fields(StepParts)) - 1
     ):  # no launch may have been waited for
         whole = sum(part.value for part in present)
-        text = f"the parts of a step add up to {whole:.3g} ms, and the step is {step.value:.3g} ms"
+        text = f"the parts of a step add up to {significant(whole)} ms, and the step is {significant(step.value)} ms"
         yield Measured(whole), step.most, STAMPED, text
         yield step, whole, STAMPED, text

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from scaling.analysis.results import Measured, SlowKernel, StepPart, StepTime
 from scaling.records.checkup import Kernel, KernelTable
+from scaling.units import significant
 
 Least = Callable[[Kernel], tuple[float, str]]
 """The least time that the ceilings allow one call, s, and the ceiling that sets it."""
@@ -104,8 +105,8 @@ def step_time(
         slowest=tuple(k for k in slow[:SLOWEST] if k.ms.value > k.least_ms.value),
         notes=(
             *_above(table, on_host=on_host),
-            f"at their ceilings the kernels would take {lost:.3g} ms less; {sum(k.calls for k in joined):.0f} "
-            f"elementwise kernels take {sum(k.ms.value for k in joined):.3g} ms in all",
+            f"at their ceilings the kernels would take {significant(lost)} ms less; {sum(k.calls for k in joined):.0f} "
+            f"elementwise kernels take {significant(sum(k.ms.value for k in joined))} ms in all",
             _closes(rest, step_ms, measured_ms),
         ),
     )
@@ -130,9 +131,8 @@ def sentence(where: StepTime, step_ms: Measured) -> str:
     """The larger parts of a step, as a sentence."""
     named = [f"{p.share:.0%} {p.means.partition(':')[0]}" for p in where.parts if p.share >= NAMED]
     rest = where.unexplained_ms.value / step_ms.value
-    return (
-        f"of {step_ms.value:.3g} ms: {', '.join([*named, *[f'{rest:.0%} not explained'] * (rest >= NAMED)])}"
-    )
+    named += [f"{rest:.0%} not explained"] * (rest >= NAMED)
+    return f"of {significant(step_ms.value)} ms: {', '.join(named)}"
 
 
 def _corrected(kernels: tuple[Kernel, ...], busy_ms: float, empty_ns: int) -> list[float]:
@@ -193,14 +193,15 @@ def _above(table: KernelTable, *, on_host: bool) -> Iterator[str]:
     if over > 1 + OFF:
         less = "" if table.queued_ns or on_host else "; what the device waited for its host is not known"
         yield (
-            f"kernels timed alone sum to {over:.0%} of the step that they are of ({table.sum_ns / 1e6:.3g} of "
-            f"{table.step_ns / 1e6:.3g} ms): clocks, caches, other ranks and the stamps around each differ; they are "
-            f"scaled to {busy_ns(table) / 1e6:.3g} ms{less}"
+            f"kernels timed alone sum to {over:.0%} of the step that they are of ({significant(table.sum_ns / 1e6)} of "
+            f"{significant(table.step_ns / 1e6)} ms): clocks, caches, other ranks and the stamps around each "
+            "differ; they are "
+            f"scaled to {significant(busy_ns(table) / 1e6)} ms{less}"
         )
     elif table.queued_ns and table.sum_ns > (1 + OFF) * table.queued_ns:
         yield (
-            f"kernels timed alone sum to {table.sum_ns / 1e6:.3g} ms, and all of them in a row take "
-            f"{table.queued_ns / 1e6:.3g} ms, to which they are scaled"
+            f"kernels timed alone sum to {significant(table.sum_ns / 1e6)} ms, and all of them in a row take "
+            f"{significant(table.queued_ns / 1e6)} ms, to which they are scaled"
         )
 
 
@@ -210,6 +211,7 @@ def _closes(rest: Measured, step_ms: Measured, measured_ms: float) -> str:
         within = " within its interval" if rest.holds(0) and step_ms.interval else ""
         return f"the parts sum to {1 - rest.value / step_ms.value:.0%} of the step{within}"
     return (
-        f"{rest.value:.3g} ms ({rest.value / step_ms.value:.0%} of the step) are not explained: the step takes so much "
-        f"longer than the one of {measured_ms:.3g} ms whose kernels were timed"
+        f"{significant(rest.value)} ms ({rest.value / step_ms.value:.0%} of the step) are not explained: the "
+        "step takes so much "
+        f"longer than the one of {significant(measured_ms)} ms whose kernels were timed"
     )

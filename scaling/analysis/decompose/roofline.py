@@ -29,6 +29,7 @@ from scaling.records.checkup import (
     KernelTable,
     StepWork,
 )
+from scaling.units import significant
 
 EXPLAINS = 0.25
 """A ceiling that explains a smaller share of the step does not count as its bound."""
@@ -181,18 +182,19 @@ def _limit(bound: str, step_ms: Measured, least: Mapping[str, float], idle: floa
     most = max(least, key=lambda name: least[name])
     if bound == "none":
         return (
-            f"no ceiling explains the step of {step_ms.value:.3g} ms (the nearest is {most.replace('_', ' ')}, "
-            f"{least[most]:.3g} ms)"
+            f"no ceiling explains the step of {significant(step_ms.value)} ms (the nearest is "
+            f"{most.replace('_', ' ')}, "
+            f"{significant(least[most])} ms)"
         )
     name = bound.replace("_", " ")
     if least[bound] > step_ms.value:
         return (
-            f"{bound.replace('_', '-')}-bound: at its ceiling {name} alone would take {least[bound]:.3g} ms, "
-            f"and the step took {step_ms.value:.3g} ms{_FASTER.get(bound, '')}"
+            f"{bound.replace('_', '-')}-bound: at its ceiling {name} alone would take {significant(least[bound])} ms, "
+            f"and the step took {significant(step_ms.value)} ms{_FASTER.get(bound, '')}"
         )
     return (
-        f"{bound.replace('_', '-')}-bound: {name} needs at least {least[bound]:.3g} of the "
-        f"{step_ms.value:.3g} ms of a step"
+        f"{bound.replace('_', '-')}-bound: {name} needs at least {significant(least[bound])} of the "
+        f"{significant(step_ms.value)} ms of a step"
     )
 
 

@@ -20,6 +20,7 @@ from scaling.analysis.statistics.rounds import MS, Formula, Rounds, level_of_eac
 from scaling.analysis.verdicts.host_remedies import ALL_READY, HEADROOM, saved
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
+from scaling.units import significant
 
 UNEVEN = 1.25
 """A rank is named if its steps spend this many times the mean over ranks in input."""
@@ -119,24 +120,26 @@ def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple
 
 
 def _evidence(feed: DataLoading, point: Point) -> tuple[str, ...]:
-    making = f"making a batch takes {feed.make_ms.value:.3g} ms"
+    making = f"making a batch takes {significant(feed.make_ms.value)} ms"
     if feed.workers:
         every = feed.make_ms.value / feed.workers
         many = "1 worker makes" if feed.workers == 1 else f"{feed.workers} workers make"
-        making = f"{making}, so {many} one every {every:.3g} ms a rank"
+        making = f"{making}, so {many} one every {significant(every)} ms a rank"
     else:
         making = f"{making} in the training process, between steps"
     lines = [making]
     if feed.slowest_input_ms is not None and feed.others_input_ms is not None:
         lines.append(
-            f"rank {feed.slowest_rank} spends {feed.slowest_input_ms.value:.3g} ms of a step in input, the others "
-            f"{feed.others_input_ms.value:.3g} ms, and then they wait for it"
+            f"rank {feed.slowest_rank} spends {significant(feed.slowest_input_ms.value)} ms of a step in input, "
+            "the others "
+            f"{significant(feed.others_input_ms.value)} ms, and then they wait for it"
         )
     share = feed.wait_share
     if point.step_ms is not None and share is not None:
         without = point.step_ms.value * (1 - share.value)
         lines.append(
-            f"without waiting for input a step would take {without:.3g} of {point.step_ms.value:.3g} ms"
+            f"without waiting for input a step would take {significant(without)} of "
+            f"{significant(point.step_ms.value)} ms"
         )
     grown = point.loss.input if point.loss else None  # over one rank alone
     hidden = grown is not None and share is not None and grown.value < share.value / 2

@@ -17,7 +17,7 @@ from scaling.analysis.statistics.rounds import Floats, Means
 from scaling.analysis.verdicts.verdict import SCALES_WELL, confidence_of, uncertain
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
-from scaling.units import UNKNOWN, ranks, two_digits
+from scaling.units import UNKNOWN, ranks, significant, two_digits
 
 COMPUTE = ("forward", "compute", "optimizer")
 """Phases that need no other rank; `compute` is backward without its waits."""
@@ -203,9 +203,12 @@ def _slower(size: Size, point: Point, base: Size, study: Study, compared: int) -
     here = size.shares["compute"].value * size.point.step_ms.value
     before = base.shares["compute"].value * base.point.step_ms.value
     smaller = size.batch / base.batch if base.batch and size.batch else 1.0
-    batch_share = "" if smaller == 1 else f", of which this batch's share is {before * smaller:.3g} ms"
+    batch_share = (
+        "" if smaller == 1 else f", of which this batch's share is {significant(before * smaller)} ms"
+    )
     evidence = (
-        f"forward, backward and optimizer take {here:.3g} ms at {size.world_size} ranks and {before:.3g} ms at "
+        f"forward, backward and optimizer take {significant(here)} ms at {size.world_size} ranks and "
+        f"{significant(before)} ms at "
         f"{base.world_size}{batch_share}; waits for other ranks are left out",
         "ranks that share cores, caches or memory slow each other, and so does communication during compute; "
         "probe.baseline(step) separates the two",

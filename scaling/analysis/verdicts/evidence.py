@@ -8,7 +8,7 @@ from scaling.analysis.invariants import ABOVE_ONE
 from scaling.analysis.results import Comm, Degrees, FabricLevel, Point
 from scaling.analysis.verdicts import host_remedies
 from scaling.settings.parallel import PIPELINED
-from scaling.units import format_bytes, two_digits
+from scaling.units import format_bytes, significant, two_digits
 
 STEP = "a step"
 FULL = 0.9
@@ -136,7 +136,7 @@ def _rate_lines(comm: Comm) -> Iterator[str]:
     of_link = f", {share.value:.0%} of what the link can carry" if share else ""
     if share and share.surely_above(1):
         of_link += f": {ABOVE_ONE['nominal_share']}"
-    yield f"{format_bytes(comm.bytes_per_step)} a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
+    yield f"{format_bytes(comm.bytes_per_step)} a step at {significant(comm.busbw_gbit_s.value)} Gbit/s{of_link}"
 
 
 def _latency_lines(point: Point, level: FabricLevel | None) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Measured, Point, TokenBalance, Verdict
 from scaling.settings.run import Spec
+from scaling.units import significant
 
 HEADROOM = 1.25
 """The advised workers are busy four fifths of the time, which leaves room for batches that take longer."""
@@ -91,7 +92,7 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> Iterator[Off
     yield Offer(
         overrides="" if own_loop or not spec.inject.input_ms else "inject.input_ms=0",
         code=f"DataLoader(dataset, num_workers={workers}, persistent_workers=True), or more than now if it has as "
-        f"many: a step {'spends' if own_loop else 'waits'} {waits.value:.3g} of {step.value:.3g} ms"
+        f"many: a step {'spends' if own_loop else 'waits'} {significant(waits.value)} of {significant(step.value)} ms"
         + " before its forward"
         * own_loop,
         gain=saved(point.loss.input if point.loss else None),
@@ -128,8 +129,9 @@ def lighter_optimizer(point: Point, spec: Spec) -> Iterator[Offer]:
             code="torch.distributed.optim.ZeroRedundancyOptimizer(params, optimizer_class=..., lr=...): "
             f"each rank updates 1/{n} of the parameters",
             gain=Measured(step.value / (step.value - less + sent)),
-            assumes=f"if that saves {less:.3g} ms and sending the parameters at the gradients' bandwidth takes "
-            f"{sent:.3g} ms",
+            assumes=f"if that saves {significant(less)} ms and sending the parameters at the gradients' "
+            "bandwidth takes "
+            f"{significant(sent)} ms",
         )
 
 
@@ -145,10 +147,11 @@ def token_evidence(point: Point) -> Iterator[str]:
     if tokens is None or tokens.per_token_us is None or tokens.saves_ms is None or point.step_ms is None:
         return
     square = tokens.per_square_us
-    squares = f" and {square.value:.3g} us a squared one" if square else ""
+    squares = f" and {significant(square.value)} us a squared one" if square else ""
     yield (
-        f"the ranks' lateness follows their tokens: {tokens.per_token_us.value:.3g} us a token{squares}; balancing "
-        f"them would save {tokens.saves_ms} of {point.step_ms.value:.3g} ms"
+        f"the ranks' lateness follows their tokens: {significant(tokens.per_token_us.value)} us a "
+        f"token{squares}; balancing "
+        f"them would save {tokens.saves_ms} of {significant(point.step_ms.value)} ms"
     )
     more = f"{tokens.most_over_mean.value - 1:.0%} more than the mean rank"
     counted = f"; the mean rank has {tokens.per_step.value:.4g} tokens"

@@ -33,6 +33,7 @@ from scaling.analysis.verdicts.sharded import tensor_across_hosts
 from scaling.settings.parallel import PIPELINED
 from scaling.settings.plan import DETAILS, Plan
 from scaling.settings.schedule import nobody_alone
+from scaling.units import significant
 
 NOISE = "no cause stands clear of the noise"
 OPTIMIZER_NOTABLE = 0.1
@@ -90,7 +91,7 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     share = spent / step.value
     if not share.surely_above(OPTIMIZER_NOTABLE):
         return ()
-    takes = f"the optimizer takes {spent.value:.3g} of {step.value:.3g} ms"
+    takes = f"the optimizer takes {significant(spent.value)} of {significant(step.value)} ms"
     parallel = plan.spec.parallel
     takes += "" if parallel.sharded or parallel.name == PIPELINED else ", with one rank as with many"
     return (named("optimizer", point, share, (takes,), remedies("optimizer", point, plan, gain)[0]),)
@@ -162,8 +163,8 @@ def _slow_path(
     copies = plan.spec.topology.backend in HOSTS_OWN
     path = (f"NCCL's log names {', '.join(nccl.transports)}",) if nccl and nccl.transports else ()
     evidence = (
-        f"large messages reach {reached.value:.3g} Gbit/s over the {level.name}, "
-        f"but the topology promises {level.nominal_gbit_s:.3g}",
+        f"large messages reach {significant(reached.value)} Gbit/s over the {level.name}, "
+        f"but the topology promises {significant(level.nominal_gbit_s)}",
         "the traffic takes a slower path than the topology promises, or one host's link is slow",
         *path,
         *(("or the processors cannot send faster: this back end copies every byte",) if copies else ()),
@@ -248,7 +249,7 @@ def launch_bound(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     ]
     if waits is not None:
         lines.append(
-            f"a step waits {waits.value:.3g} ms for collectives to be enqueued that all ranks are ready for"
+            f"a step waits {significant(waits.value)} ms for collectives to be enqueued that all ranks are ready for"
         )
     sure = "high" if share.surely_above(SURELY) else "medium"
     tried, _ = remedies("launch_bound", point, plan, gain)

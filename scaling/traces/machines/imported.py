@@ -16,7 +16,7 @@ from scaling.traces.machines import layout, nccl_xml, topo_matrix
 from scaling.traces.machines.layout import Layout
 from scaling.traces.machines.nccl_table import MODES, Fit, LogTable
 from scaling.traces.machines.nccl_tests import parse_log
-from scaling.units import count, format_bytes
+from scaling.units import count, format_bytes, significant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def _table_lines(table: LogTable, average_gb_s: float, links: str | None) -> lis
 def _fit_line(fit: Fit) -> str:
     latency = "latency unknown (no small message in the log)"
     if fit.alpha_us is not None:
-        latency = f"{fit.alpha_us:.3g} us a hop for small messages"
+        latency = f"{significant(fit.alpha_us)} us a hop for small messages"
     gbit = f"{fit.busbw_gbit_s:.4g} Gbit/s ({fit.busbw_gbit_s / 8:.4g} GB/s)"
     best = f"the log's best busbw, at {format_bytes(fit.at_bytes)}"
     if fit.fallen is not None:

@@ -38,6 +38,7 @@ from scaling.traces.profiler.jobs import UNSEEN, Table, TracedRanks, jobs, measu
 from scaling.traces.profiler.match import Matched, RankClock, match
 from scaling.traces.profiler.read import RankTrace, UnreadFile
 from scaling.traces.profiler.traffic import collectives, dilation, kinds, straggler, traffic
+from scaling.units import significant
 from scaling.version import __version__
 
 LARGE_BYTES = 1 << 18
@@ -74,7 +75,8 @@ def _causes(point: Point, traced: Traced, step: Measured, *, no_workers: bool) -
     parts, late = point.parts_ms, point.straggler
     if late is not None:
         waits = (
-            f"the others wait {late.cost_ms.value:.3g} of {step.value:.3g} ms for rank {late.rank}, exposed"
+            f"the others wait {significant(late.cost_ms.value)} of {significant(step.value)} ms for rank "
+            f"{late.rank}, exposed"
         )
         add("straggler", late.cost_ms, f"{waits}; it takes longest over {late.phase}")
     sized = [c for c in traced.collectives if c.bytes]
@@ -82,7 +84,7 @@ def _causes(point: Point, traced: Traced, step: Measured, *, no_workers: bool) -
     whole = sum(c.transfer_us.value * c.count for c in sized)
     if (moved := parts.exposed_transfer) is not None:
         share = small / whole if whole else 0.0
-        waits = f"{moved.value:.3g} of {step.value:.3g} ms wait for data on the link"
+        waits = f"{significant(moved.value)} of {significant(step.value)} ms wait for data on the link"
         below = f"{share:.0%} of the transfer is in messages below 256 KiB"
         # Both remedies are DDP's: sharded training has all-gathers, too.
         reduced = bool(sized) and all(c.collective == "all_reduce" for c in sized)
@@ -92,7 +94,7 @@ def _causes(point: Point, traced: Traced, step: Measured, *, no_workers: bool) -
         add("link_bandwidth", moved * (1 - share), waits, below, overrides="accumulation_steps=2", code=code)
     elif point.world_size > 1 and traced.ranks:
         exposed = mean_of([r.exposed_ms for r in traced.ranks])
-        waits = f"{exposed.value:.3g} of {step.value:.3g} ms wait for communication"
+        waits = f"{significant(exposed.value)} of {significant(step.value)} ms wait for communication"
         add("communication", exposed, f"{waits}; whether for a late rank or for data is unknown")
     if traced.dilation is not None:
         slower = f"{traced.dilation.kernels} kernels take {traced.dilation.ratio.value:.3g} times as long"
@@ -103,13 +105,13 @@ def _causes(point: Point, traced: Traced, step: Measured, *, no_workers: bool) -
             for k in ("host", "launch", "idle", "copies")
         ]
         still = (
-            f"{parts.host.value:.3g} of {step.value:.3g} ms pass without compute or communication: "
-            f"{gaps[0]:.3g} not yet launched, {gaps[1]:.3g} launched and not started, "
-            f"{gaps[2]:.3g} without a known launch, {gaps[3]:.3g} copies"
+            f"{significant(parts.host.value)} of {significant(step.value)} ms pass without compute or communication: "
+            f"{significant(gaps[0])} not yet launched, {significant(gaps[1])} launched and not started, "
+            f"{significant(gaps[2])} without a known launch, {significant(gaps[3])} copies"
         )
         add("host", parts.host, still, overrides="compile=true", code="model = torch.compile(model)")
     if parts.input is not None:
-        waits = f"{parts.input.value:.3g} ms a step wait for the data loader"
+        waits = f"{significant(parts.input.value)} ms a step wait for the data loader"
         if no_workers:
             waits += ", which has no workers: it reads in the training's own process"
         code = "DataLoader(..., num_workers=4, persistent_workers=True)" if no_workers else ""
